@@ -103,7 +103,12 @@ and cached (that of arithmetic is included); `quintain start` does only that.
     help="Check the recipe and print it with all defaults; train nothing.",
 )
 @quiet_option
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the summary, or what --dry-run says, as one JSON object.",
+)
 def train(
     recipe: str | None,
     resume: str | None,
@@ -157,11 +162,18 @@ def train(
     if dry_run:
         from ..console.screen import Screen
         from ..recipe.check import check_recipe
+        from ..recipe.placement import placement_data, placement_of
+        from ..recipe.plan import RunPlan
         from ..recipe.sources import ModelRequest, ModelSource
 
         resolved = _recipe(recipe, **choices)
         notes = check_recipe(resolved)
         notes += ModelSource.of(resolved).remarks(ModelRequest.of(resolved, Screen(quiet=True)))
+        if as_json:
+            devices = placement_data(placement_of(RunPlan.of(resolved)))
+            shown = {"recipe": resolved.model_dump(mode="json"), "notes": notes, "devices": devices}
+            click.echo(json.dumps(shown))
+            return
         for note in notes:
             click.echo(note, err=True)
         click.echo(resolved.to_toml(), nl=False)
@@ -233,7 +245,7 @@ def _recipe(
     **keys: Any,
 ) -> Recipe:
     from ..recipe.extends import BUNDLED
-    from ..recipe.resolve import is_component, is_model_source
+    from ..recipe.resolve import is_component, is_model_source, with_placement
     from ..recipe.rewards import as_expression
     from ..recipe.tables import Recipe
     from ..store.best import checkpoint_note
@@ -279,7 +291,7 @@ def _recipe(
         recipe = recipe.replace({"model.name": model_named(recipe.model.name).path})
     if note := checkpoint_note(recipe.model.name):
         click.echo(f"{model or recipe.model.name}: {note}", err=True)
-    return recipe
+    return with_placement(recipe)
 
 
 def _arguments_of_another(recipe: str, use: str, args: Sequence[str]) -> None:

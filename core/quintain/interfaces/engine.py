@@ -154,9 +154,13 @@ class TokenEngine(Engine):
         """
 
     @classmethod
-    def places(cls, settings: Mapping[str, Any]) -> bool:
+    def places(cls, settings: Mapping[str, Any]) -> bool | Sequence[int]:
         """Return whether an engine with these *settings* starts processes on a cluster, if its kind
-        names a parameter ``cluster``.
+        names a parameter ``cluster``; or how many GPUs each of them needs.
+
+        A kind may have a class method ``on_gpus(settings, gpus, turns=...)``, too: the settings with
+        which it starts processes on so many GPUs, which it frees while the learner computes if it
+        takes *turns* with it.
         """
         return True
 

@@ -17,15 +17,21 @@ if TYPE_CHECKING:
     from .memory import activations as activations
     from .memory import logits_bytes as logits_bytes
     from .memory import memory_of as memory_of
+    from .memory import memory_on as memory_on
+    from .placement import DeviceRow as DeviceRow
+    from .placement import DeviceTask as DeviceTask
     from .plan import EvaluationPlan as EvaluationPlan
     from .plan import RunPlan as RunPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec
+    from .resolve import engine_kind as engine_kind
     from .resolve import is_model_source as is_model_source
+    from .resolve import learner_kind as learner_kind
     from .resolve import names_cluster as names_cluster
     from .resolve import opened_environments as opened_environments
     from .resolve import pinned_recipe as pinned_recipe
     from .resolve import resolve_algorithm as resolve_algorithm
     from .resolve import with_model as with_model
+    from .resolve import with_placement as with_placement
     from .rewards import as_expression as as_expression
     from .sources import ModelRequest as ModelRequest
     from .sources import ModelSource as ModelSource

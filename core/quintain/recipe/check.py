@@ -23,12 +23,11 @@ from ..models.paper import module_on_paper
 from ..registry.binding import NotStartedError, Unstarted, check_args, signature_of
 from ..registry.lookup import current
 from ..services.manager import find_service, start_order
-from ..store.runs import source_named
 from .on_cpu import LARGE, remark_on_cpu
+from .placement import named_model, placement_of, placement_table
 from .plan import EvaluationPlan, RunPlan, schedule_notes
-from .resolve import EPISODES_SLOT, OWN_SLOTS, EnvironmentSpec, is_model_source, load_subclass
+from .resolve import EPISODES_SLOT, OWN_SLOTS, EnvironmentSpec
 from .room import check_plan
-from .sources import ModelSource
 from .tables import EvaluatedTable, Recipe
 
 HIGHEST_LR = 0.01
@@ -109,6 +108,7 @@ def check_recipe(recipe: Recipe) -> list[str]:
             faults.append(e)
 
     run_check(lambda: notes.extend(check_model(plan)))
+    run_check(lambda: notes.extend(placement_table(placement_of(plan))))
     configured = [
         (engine, recipe.engine.args),
         *((component, args) for _, component, args in order),
@@ -141,12 +141,8 @@ def check_model(plan: RunPlan) -> list[str]:
     Raises:
         UsageError: the model cannot be had, or there is less room.
     """
-    name = plan.model.name
-    if is_model_source(name):
-        source = load_subclass("model", source_named(name) or name, ModelSource)
-        if (folder := source.folder_named(name)) is None:
-            return []
-        name = str(folder)
+    if (name := named_model(plan)) is None:
+        return []
     check_available(name)
     module = module_on_paper(name, plan.model.lora)
     if module is None:

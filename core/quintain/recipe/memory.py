@@ -131,6 +131,18 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     return replace(memory, slots=slots, cache=cache)
 
 
+def memory_on(plan: RunPlan, module: Any, *, devices: int, free: int) -> MemoryPlan:
+    """Return the memory of a run whose learner has a number of GPUs with *free* bytes each, if it can
+    take several; else that of `memory_of`.
+    """
+    learner = plan.learner
+    if hasattr(learner.kind, "on_gpus"):
+        kind = learner.kind.on_gpus(devices)
+        size = kind.bytes_per_parameter(adapters=plan.model.lora is not None)
+        plan = replace(plan, learner=replace(learner, kind=kind, bytes=size))
+    return memory_of(plan, module, free=free)
+
+
 def weights_under_adapters(module: Any) -> int:
     """Return the numbers in the linear maps of *module* that adapters change."""
     bases = (getattr(part, "base_layer", None) for part in module.modules())

@@ -5,7 +5,7 @@ A run is built from its plan and never reads the recipe again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,6 @@ from typing import Any, Literal
 from ..console.metrics import distinct_names
 from ..console.screen import Screen
 from ..interfaces.algorithm import Algorithm
-from ..interfaces.cluster import ProcessCluster
 from ..interfaces.curriculum import Curriculum
 from ..interfaces.factors import Factor, Factors
 from ..interfaces.learner import BytesPerParameter, LearnerKind
@@ -23,6 +22,7 @@ from ..registry.discovery import short_name
 from ..registry.lookup import current
 from ..types.sampling import Sampling
 from .resolve import (
+    ClusterKind,
     EnvironmentSpec,
     chosen_services,
     cluster_kind,
@@ -416,7 +416,7 @@ class RunPlan:
     schedule: Schedule
     engine: EnginePlan
     learner: LearnerPlan
-    cluster: Callable[[], ProcessCluster] | None
+    cluster: ClusterKind | None
     services: Mapping[str, ComponentTable]
     slots: frozenset[str]
     evaluation: EvaluationPlan

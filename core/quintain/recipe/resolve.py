@@ -4,10 +4,9 @@ services.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -489,7 +488,32 @@ def names_cluster(kind: Any) -> bool:
     return "cluster" in {field.name for field in signature_of(made_by).fields}
 
 
-def cluster_kind(recipe: Recipe) -> Callable[[], ProcessCluster] | None:
+def with_placement(recipe: Recipe) -> Recipe:
+    """Return *recipe* with what its cluster knows of other tables: a kind of cluster may have a class
+    method ``changes``, from a recipe to the values of it by dotted path.
+
+    Raises:
+        UsageError: the tables do not fit.
+    """
+    if recipe.cluster.use is None:
+        return recipe
+    changes = getattr(current().load("cluster", recipe.cluster.use), "changes", None)
+    return recipe if changes is None else recipe.replace(changes(recipe))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterKind:
+    """A cluster of the registry and its settings; a call makes it."""
+
+    kind: Any
+    args: Mapping[str, Any]
+
+    def __call__(self) -> ProcessCluster:
+        cluster: ProcessCluster = bind(self.kind, self.args, who="[cluster]")
+        return cluster
+
+
+def cluster_kind(recipe: Recipe) -> ClusterKind | None:
     """Return what makes the recipe's cluster; ``None`` without one.
 
     Raises:
@@ -509,6 +533,8 @@ def cluster_kind(recipe: Recipe) -> Callable[[], ProcessCluster] | None:
             f"{recipe.engine.use!r}; remove the table, set learner.use or engine.use to one that "
             "does (docs/distributed.md), or set workers.episodes (docs/workers.md)"
         )
-    kind, args = current().load("cluster", recipe.cluster.use), recipe.cluster.args
-    check_args(kind, args, who="[cluster]")
-    return partial(bind, kind, args, who="[cluster]")
+    chosen = ClusterKind(
+        kind=current().load("cluster", recipe.cluster.use), args=recipe.cluster.args
+    )
+    check_args(chosen.kind, chosen.args, who="[cluster]")
+    return chosen

@@ -14,7 +14,7 @@ import torch
 from quintain.errors import UsageError
 from quintain.interfaces import Schedule
 from quintain.models import with_adapters
-from quintain.recipe import MemoryPlan, RunPlan, memory_of
+from quintain.recipe import MemoryPlan, RunPlan, memory_of, memory_on
 from quintain.registry import current
 
 from .hardware import Gpu, ModelShape, gpu_named, module_for, shape_of
@@ -135,16 +135,13 @@ class ClusterPlanner:
         """Return the memory of a learner on *ranks* GPUs, as ``--dry-run`` plans it: by the recipe's
         own learner if it can take several, else by `fsdp`.
         """
-        learner = self.plan.learner
-        kind = learner.kind
-        if not hasattr(kind, "on_gpus"):
+        plan = self.plan
+        if not hasattr(plan.learner.kind, "on_gpus"):
             if ranks == 1:
                 return self.memory
             kind = current().load("learner", "fsdp")()
-        kind = kind.on_gpus(ranks)
-        size = kind.bytes_per_parameter(adapters=self.plan.model.lora is not None)
-        plan = replace(self.plan, learner=replace(learner, kind=kind, bytes=size))
-        return memory_of(plan, self.module, free=int(self.gpu.memory))
+            plan = replace(plan, learner=replace(plan.learner, kind=kind))
+        return memory_on(plan, self.module, devices=ranks, free=int(self.gpu.memory))
 
     def rank_bytes(self, ranks: int) -> float:
         """Return the bytes of each of *ranks* GPUs of the learner: its share of weights, gradients

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import math
 import os
 import secrets
 import signal
@@ -113,16 +112,45 @@ class VLLMServer(SyncedEngine):
         ServerSettings(**settings)
 
     @classmethod
-    def places(cls, settings: Mapping[str, Any]) -> bool:
-        """Return whether a server is started with these *settings*; see `TokenEngine`.
+    def places(cls, settings: Mapping[str, Any]) -> Sequence[int]:
+        """Return the GPUs of the server that is started with these *settings*, if one is; see
+        `TokenEngine`.
 
         Raises:
             UsageError: with these, its weights do not reach another machine.
         """
         chosen = ServerSettings(**settings)
-        if not chosen.url:
-            _check_reach(chosen)
-        return not chosen.url
+        if chosen.url:
+            return ()
+        _check_reach(chosen)
+        return (chosen.workers,)
+
+    @classmethod
+    def on_gpus(
+        cls, settings: Mapping[str, Any], gpus: int, *, turns: bool = False
+    ) -> Mapping[str, Any]:
+        """Return *settings* of a server on so many GPUs, which cuts each layer into as many parts,
+        unless they say how; see `TokenEngine.places`.
+
+        Raises:
+            UsageError: they ask for another number, or for a server that does not sleep.
+        """
+        options = dict(settings.get("options") or {})
+        if gpus > 1 and not {*options} & {*SEVERAL_WORKERS}:
+            options["tensor_parallel_size"] = gpus
+        on_gpus = {**settings, "options": options} if options else dict(settings)
+        if (workers := ServerSettings(**on_gpus).workers) != gpus:
+            raise UsageError(
+                f"one server of vLLM takes {workers} GPUs by its options, and {gpus} sample: leave "
+                f"{' and '.join(name for name in SEVERAL_WORKERS if name in options)} out, or take "
+                'several servers with engine.use = "pool" and engine.args = { engine = "vllm-server" }'
+            )
+        if turns and not on_gpus.setdefault("sleep_mode", True):
+            raise UsageError(
+                "the server takes turns with the learner, and sleep_mode = false keeps its memory: "
+                "leave sleep_mode out"
+            )
+        return on_gpus
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
@@ -151,7 +179,7 @@ class VLLMServer(SyncedEngine):
         args = settings.transport_args
         if self._cluster is not None:
             _check_reach(settings)
-            if settings.transport == "file":
+            if settings.transport == "file" and not getattr(self._cluster, "is_local", False):
                 return Upload(self._put)
             args = {"address": self._cluster.host, **args}
         return transport_named(settings.transport, ("file", "ipc", "nccl"), args)
@@ -238,7 +266,10 @@ class VLLMServer(SyncedEngine):
         return {"VLLM_SERVER_DEV_MODE": "1", **adapters}
 
     async def _place(self, placed: PlacedServer) -> None:
-        words = server_words(self._engine_args({"model": "{folder}"}), "{host}", "{port}")
+        args = self._engine_args({"model": "{folder}"})
+        if (share := getattr(self._cluster, "share", None)) is not None:
+            args.setdefault("gpu_memory_utilization", share)
+        words = server_words(args, "{host}", "{port}")
         await placed.start(
             [*words, "--middleware", "quintain_engines.vllm.guard.RunOnly"],
             folder=Path(self._folder),
@@ -590,8 +621,7 @@ def gpus_of(settings: ServerSettings) -> int:
     """Return how many GPUs a server takes, one for each of its workers."""
     from vllm.platforms import current_platform
 
-    workers = math.prod(int(settings.options.get(name, 1)) for name in SEVERAL_WORKERS)
-    return 0 if current_platform.is_cpu() else workers
+    return 0 if current_platform.is_cpu() else settings.workers
 
 
 def _check_reach(settings: ServerSettings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -116,3 +117,8 @@ class ServerSettings(Settings):
         super().__post_init__()
         if not self.timeout > 0:
             raise UsageError(f"timeout is {self.timeout:g}; expected seconds, more than 0")
+
+    @property
+    def workers(self) -> int:
+        """How many it has, each with a GPU of its own."""
+        return math.prod(int(self.options.get(name, 1)) for name in SEVERAL_WORKERS)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from collections import deque
 from collections.abc import Mapping, Sequence
 
-LAST_LINES = 20
-"""Lines of output that are kept as the last words of a process."""
+from ..machine.process import run_tied
 
 
 class ProcessActor:
@@ -32,22 +29,12 @@ class ProcessActor:
             folder: where it runs, if this machine has it.
             restarts: whether one that is killed is started again.
         """
-        process = subprocess.Popen(
-            [sys.executable, "-m", "quintain_scale.ray.tied", str(os.getpid()), *words],
-            env=os.environ | dict(environment),
-            cwd=folder if os.path.isdir(folder) else None,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        last: deque[str] = deque(maxlen=LAST_LINES)
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            last.append(line)
-        status = process.wait()
+        status, words_said = run_tied(words, environment, folder, said=_passed_on)
         if status < 0 and restarts:  # killed: that is for Ray to mend, as if it had been the actor
             os._exit(1)
-        return status, "".join(last).strip()
+        return status, words_said
+
+
+def _passed_on(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()

@@ -16,6 +16,7 @@ from quintain.rollouts import Span, cut_where_stopped
 from quintain.store import RunFolder
 from quintain.types import derived_seed
 
+from ..machine.table import gpus_of_each
 from .pool_settings import PoolSettings, Table
 from .prefixes import BLOCK, PrefixIndex
 from .routing import PendingTurn, Router
@@ -87,12 +88,48 @@ class EnginePool(TokenEngine):
         return pool
 
     @classmethod
-    def places(cls, settings: Mapping[str, Any]) -> bool:
-        """Ask the engine of the replicas, see `TokenEngine`: one of them at least."""
+    def places(cls, settings: Mapping[str, Any]) -> Sequence[int]:
+        """Return the GPUs of the processes of all replicas, by their engine; see `TokenEngine`."""
         kind, common = _kind(settings.get("engine", "embedded")), settings.get("settings") or {}
-        return names_cluster(kind) and any(
-            kind.places({**common, **replica}) for replica in settings.get("replicas") or [{}]
-        )
+        if not names_cluster(kind):
+            return ()
+        rows = settings.get("replicas") or [{}] * int(settings.get("count", PoolSettings.count))
+        return [gpus for row in rows for gpus in gpus_of_each(kind.places({**common, **row}))]
+
+    @classmethod
+    def on_gpus(
+        cls, settings: Mapping[str, Any], gpus: int, *, turns: bool = False
+    ) -> Mapping[str, Any]:
+        """Return *settings* with as many replicas as *gpus* have room for, unless they list them.
+
+        Raises:
+            UsageError: the GPUs of a replica do not divide them, or the settings have other replicas.
+        """
+        kind, common = _kind(settings.get("engine", "embedded")), settings.get("settings") or {}
+        if not names_cluster(kind):
+            raise UsageError(
+                f"the replicas of engine {kind.name!r} start no servers that take GPUs: set "
+                'engine.args.engine = "vllm-server"'
+            )
+        each = sum(gpus_of_each(kind.places(common)))
+        if not settings.get("replicas"):
+            if gpus % each:
+                raise UsageError(
+                    f"a server takes {each} GPUs, and {gpus} sample: let {gpus - gpus % each or each} "
+                    f"or {gpus - gpus % each + each} sample, or set tensor_parallel_size in "
+                    "engine.args.settings.options to a number that divides them"
+                )
+            settings = {"count": gpus // each, **settings}
+        if (asked := sum(cls.places(settings))) != gpus:
+            raise UsageError(
+                f"the replicas of the pool take {asked} GPUs, and {gpus} sample: leave "
+                "engine.args.count out, or list as many engine.args.replicas as have room"
+            )
+        if turns:
+            if not hasattr(kind, "on_gpus"):
+                raise UsageError(f"engine {kind.name!r} takes no turns with the learner")
+            settings = {**settings, "settings": kind.on_gpus(common, each, turns=True)}
+        return settings
 
     @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:

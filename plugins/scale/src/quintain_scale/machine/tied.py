@@ -1,5 +1,5 @@
 """Run Python with the arguments after the first, and end with the process of that number:
-``python -m quintain_scale.ray.tied PARENT -m my_package.rank``.
+``python -m quintain_scale.machine.tied PARENT -m my_package.rank``.
 """
 
 from __future__ import annotations
