@@ -16,7 +16,7 @@ from dataclasses import replace
 from multiprocessing import Pipe
 from pathlib import Path
 from threading import Timer
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,9 +120,11 @@ def test_an_engine_gets_the_weights_that_one_process_gives(pair: Team, trains: s
 
 
 def test_an_engine_sleeps_before_the_ranks_compute(pair: Team) -> None:
-    """It takes turns with the learner, and hears of it by the module of this process."""
+    """It takes turns with the learner, and hears of it by the module of this process. The ranks give
+    back what torch keeps of the update, before it wakes.
+    """
     events: list[str] = []
-    learner = sharded(pair)
+    learner = sharded(pair, cluster=SimpleNamespace(turns=True))
     hook = LearnerHook(learner.module, lambda: events.append("sleeps"))
     hook.start()
     call = learner.team.call
@@ -134,8 +136,8 @@ def test_an_engine_sleeps_before_the_ranks_compute(pair: Team) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learner.team, "call", recorded)
         learner.step(batch())
-    hook.stop()
-    assert events == ["sleeps", "prepare", "step"]
+        hook.stop()
+    assert events == ["sleeps", "prepare", "step", "forget"]
 
 
 @pytest.mark.more

@@ -28,8 +28,7 @@ class PlacedReplica(ProcessReplica):
         self._server = PlacedServer(cluster)
 
     async def __aenter__(self) -> PlacedReplica:
-        words = ["-S", "-E", str(SERVER), "{host}", "{port}"]
-        await self._server.start(words, patience=120)
+        await self._start()
         self.servers.append(self._server)
         self._host, self._port = self._server.host, self._server.port
         try:
@@ -42,6 +41,10 @@ class PlacedReplica(ProcessReplica):
 
     async def __aexit__(self, *exc: object) -> None:
         await self._server.close()
+
+    async def _start(self) -> None:
+        words = ["-S", "-E", str(SERVER), "{host}", "{port}"]
+        await self._server.start(words, patience=120)
 
     async def _listens(self) -> bool:
         if self._server.is_gone:

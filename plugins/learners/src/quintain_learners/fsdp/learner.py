@@ -142,6 +142,8 @@ class FsdpLearner(Learner):
                 "ranks that something else starts; remove one of them"
             )
         self._elsewhere = rendezvous is not None or cluster is not None
+        self._takes_turns = bool(getattr(cluster, "turns", False))
+        """With servers that sleep while the ranks compute, and then need their memory."""
         own = not self._elsewhere and not share_gpu
         if place == "cuda" and own and ranks > torch.cuda.device_count():
             raise UsageError(
@@ -399,6 +401,8 @@ class FsdpLearner(Learner):
         for kept, live in zip(self._image.parameters(), self.module.parameters(), strict=True):
             if live.requires_grad and kept.data_ptr() != live.data_ptr():
                 live.copy_(kept)
+        if self._takes_turns:
+            self.team.call("forget")
         return metrics
 
 

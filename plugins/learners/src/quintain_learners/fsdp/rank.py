@@ -311,6 +311,11 @@ class Worker:
         self._await_saver()
         return self._published(self.learner.supervised_step(sequences))
 
+    def forget(self) -> None:
+        """Give memory that torch keeps of what was computed to whoever asks for it."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
     def layout(self) -> str:
         """Return how rows pass through the layers, see `quintain.models.Forward`."""
         return self.learner.forward.layout

@@ -63,7 +63,7 @@ class Machine:
         memory: float | None = None,
     ) -> None:
         self.host = "127.0.0.1"
-        self.share = _checked_share(share, turns=turns)
+        self.turns, self.share = turns, _checked_share(share, turns=turns)
         self._names = device_ids(devices)
         if 0 < (here := devices_here()) < len(self._names):
             raise UsageError(
