@@ -121,8 +121,9 @@ SECTIONS = {
     "rollouts": "The Parquet files of the run folder.",
     "stop": "Conditions that end the run before `run.steps`; the first that holds.",
     "workers": "Episodes in processes of their own ([workers.md](workers.md)).",
-    "cluster": "What starts the ranks of the learner and the servers of the engine on other machines "
-    "([distributed.md](distributed.md#with-ray)).",
+    "cluster": "What starts the ranks of the learner and the servers of the engine: on GPUs of this "
+    "machine that are divided between them ([`machine`](distributed.md#one-machine-with-eight-gpus)), "
+    "or on several machines ([`ray`](distributed.md#with-ray)).",
     "services": (
         "One table per service: `[services.workers]`. For a name without a table, the installed "
         "service of that name is used, if there is one. A service starts once per run, and all "

@@ -108,7 +108,6 @@ def check_recipe(recipe: Recipe) -> list[str]:
             faults.append(e)
 
     run_check(lambda: notes.extend(check_model(plan)))
-    run_check(lambda: notes.extend(placement_table(placement_of(plan))))
     configured = [
         (engine, recipe.engine.args),
         *((component, args) for _, component, args in order),
@@ -136,22 +135,27 @@ def check_model(plan: RunPlan) -> list[str]:
 
     Returns:
         Notes on the memory and the disk that the run takes, by the configuration of the model; none
-        where that cannot be had, or where a source makes the model for the environments.
+        where that cannot be had, or where a source makes the model for the environments. Then what
+        each device does, if the cluster says so.
 
     Raises:
         UsageError: the model cannot be had, or there is less room.
     """
-    if (name := named_model(plan)) is None:
-        return []
-    check_available(name)
-    module = module_on_paper(name, plan.model.lora)
-    if module is None:
-        return []
-    device, parameters = as_device(plan.model.device), sum(p.numel() for p in module.parameters())
+    name = named_model(plan)
+    if name is not None:
+        check_available(name)
+    rows = placement_of(plan)
+    table = placement_table(rows)
+    module = None if name is None else module_on_paper(name, plan.model.lora)
+    device = as_device(plan.model.device)
+    is_planned = device.type == "cpu" and any(row.memory is not None for row in rows)
+    if module is None or is_planned:  # is_planned: for the devices of another machine
+        return table
+    parameters = sum(p.numel() for p in module.parameters())
     notes = check_plan(plan, module, device)
     if device.type == "cpu" and parameters >= LARGE:
         notes.append(remark_on_cpu(plan, parameters))
-    return notes
+    return [*notes, *table]
 
 
 def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:
