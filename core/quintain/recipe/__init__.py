@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .memory import memory_on as memory_on
     from .placement import DeviceRow as DeviceRow
     from .placement import DeviceTask as DeviceTask
+    from .placement import placement_of as placement_of
+    from .placement import placement_table as placement_table
     from .plan import EvaluationPlan as EvaluationPlan
     from .plan import RunPlan as RunPlan
     from .resolve import EnvironmentSpec as EnvironmentSpec

@@ -12,11 +12,20 @@ import click
 
 from quintain.cli import Count, set_option
 from quintain.errors import UsageError
-from quintain.recipe import Recipe
+from quintain.recipe import (
+    Recipe,
+    RunPlan,
+    engine_kind,
+    names_cluster,
+    placement_of,
+    placement_table,
+    with_placement,
+)
 
 ADDRESS = "QUINTAIN_RENDEZVOUS"
 """Environment variable of the address at which the run waits for its ranks."""
 TOKEN = "QUINTAIN_RANKS_TOKEN"
+MACHINES_TOKEN = "QUINTAIN_MACHINES_TOKEN"
 MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_hex())'"
 NAMES = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")
 """Names that Kubernetes takes for jobs and hosts."""
@@ -32,7 +41,8 @@ Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run on several machines: one process that runs it, and a rank for each GPU.
+    """A run on several machines: one process that runs it, and a rank for each GPU; or, with the
+    cluster `machine`, what this divides the GPUs into.
 
     Attributes:
         recipe: file or name, as in `quintain train`.
@@ -42,6 +52,7 @@ class Job:
         gpus: ranks on each.
         port: at which the run waits for its ranks; the next one is torchrun's.
         changes: of the recipe, ``a.b=value``.
+        devices: lines that say what each GPU does under the cluster `machine`; else none.
     """
 
     recipe: str
@@ -51,11 +62,36 @@ class Job:
     gpus: int
     port: int
     changes: Sequence[str]
+    devices: Sequence[str] = ()
 
     @property
     def ranks(self) -> int:
         """Their number on all machines."""
         return self.nodes * self.gpus
+
+    @property
+    def tasks(self) -> int:
+        """Processes that the job starts on a machine beside the run."""
+        return 1 if self.devices else self.gpus
+
+    @property
+    def token(self) -> str:
+        """Environment variable of what they have to know."""
+        return MACHINES_TOKEN if self.devices else TOKEN
+
+    @property
+    def comment(self) -> str:
+        """Lines that say what the job starts."""
+        if not self.devices:
+            return "# srun starts a rank for each GPU, and the ranks wait for the run."
+        first = "# srun lets each machine join the run, which starts on its GPUs:"
+        return "\n".join([first, *(f"# {line}" for line in self.devices[1:])])
+
+    def join(self) -> str:
+        """Return words of bash that let a process of the job join the run."""
+        if not self.devices:
+            return f'-m quintain_learners.fsdp.join "${ADDRESS}"'
+        return f'-m quintain_scale.machine.join "${ADDRESS}" --devices {self.gpus}'
 
     def train(self) -> str:
         """Return lines of bash that start the run, or continue it if its folder exists."""
@@ -65,6 +101,8 @@ class Job:
             f"learner.args.ranks={self.ranks}",
             f"learner.args.rendezvous=${ADDRESS}",
         ]
+        if self.devices:
+            changes = [*self.changes, *placed_changes(self.nodes, self.gpus)]
         words = ["quintain", "train", self.recipe, "--name", self.name]
         words += [word for change in changes for word in ("--set", change)]
         folder = f"{self.folder}/{self.name}"
@@ -78,21 +116,31 @@ class Job:
         )
 
 
+def placed_changes(nodes: int, gpus: int) -> list[str]:
+    """Return changes of a recipe with the cluster `machine` that let *nodes* machines join."""
+    return [
+        f"cluster.args.machines={nodes}",
+        f"cluster.args.devices={gpus}",
+        f"cluster.args.rendezvous=${ADDRESS}",
+    ]
+
+
 def slurm(job: Job) -> str:
     """Return a script for ``sbatch``."""
     return f"""#!/bin/bash
 #SBATCH --job-name={job.name}
 #SBATCH --nodes={job.nodes}
-#SBATCH --ntasks-per-node={job.gpus}
+#SBATCH --ntasks-per-node={job.tasks}
 #SBATCH --gpus-per-node={job.gpus}
 #SBATCH --output={job.name}-%j.txt
 # Add what your cluster asks for: --partition, --account, --time, --cpus-per-task, --mem.
-# The run is on the first machine. srun starts a rank for each GPU, and the ranks wait for the run.
+# The run is on the first machine.
+{job.comment}
 set -euo pipefail
-{TOKEN}=$({MAKE_TOKEN})
+{job.token}=$({MAKE_TOKEN})
 {ADDRESS}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p):{job.port}
-export {TOKEN} {ADDRESS}
-srun --kill-on-bad-exit=1 python -m quintain_learners.fsdp.join "${ADDRESS}" &
+export {job.token} {ADDRESS}
+srun --kill-on-bad-exit=1 python {job.join()} &
 ranks=$!
 trap 'kill "$ranks" 2>/dev/null || true' EXIT
 {job.train()}
@@ -104,10 +152,10 @@ def torchrun(job: Job, host: str) -> str:
     """Return a script to run on each machine, with its number; machine 0 is *host*."""
     return f"""#!/bin/bash
 # Run this on each of {job.nodes} machines: bash job.sh NUMBER, from 0 on. Machine 0 is {host}.
-# All need the same {TOKEN}: {MAKE_TOKEN}
-set -euo pipefail
+# All need the same {job.token}: {MAKE_TOKEN}
+{"".join(f"# {line}{chr(10)}" for line in job.devices)}set -euo pipefail
 node=${{1:?the number of this machine, from 0 to {job.nodes - 1}}}
-: "${{{TOKEN}:?the same on all machines}}"
+: "${{{job.token}:?the same on all machines}}"
 {_on_each_machine(job, shlex.quote(host))}"""
 
 
@@ -116,10 +164,15 @@ def _on_each_machine(job: Job, host: str) -> str:
     machine 0.
     """
     run = "\n".join(f"    {line}" for line in job.train().splitlines())
-    return f"""export {TOKEN} {ADDRESS}={host}:{job.port}
-torchrun --nnodes={job.nodes} --nproc-per-node={job.gpus} --node-rank="$node" \\
-    --master-addr={host} --master-port={job.port + 1} \\
-    -m quintain_learners.fsdp.join "${ADDRESS}" &
+    start = (
+        f'torchrun --nnodes={job.nodes} --nproc-per-node={job.gpus} --node-rank="$node" \\\n'
+        f"    --master-addr={host} --master-port={job.port + 1} \\\n"
+        f"    {job.join()} &"
+    )
+    if job.devices:
+        start = f'python {job.join()} --machine "$node" &'
+    return f"""export {job.token} {ADDRESS}={host}:{job.port}
+{start}
 ranks=$!
 trap 'kill "$ranks" 2>/dev/null || true' EXIT
 if [ "$node" -eq 0 ]; then
@@ -177,7 +230,7 @@ spec:
             - |
 {command}
           env:
-            - name: {TOKEN}
+            - name: {job.token}
               valueFrom:
                 secretKeyRef:
                   name: {job.name}
@@ -233,7 +286,8 @@ def launch(
     """Print the job that trains RECIPE on several machines; nothing is started.
 
     RECIPE is a TOML file or a recipe such as "code". The job starts one rank for each GPU, and the
-    run on the first machine.
+    run on the first machine. With the cluster "machine" in the recipe, all GPUs are divided as it
+    says, and the job has what each does in a comment.
     """
     if kind is None:
         raise UsageError("say for what the job is: --slurm, --kubernetes or --torchrun")
@@ -248,6 +302,7 @@ def launch(
         gpus=gpus,
         port=port,
         changes=overrides,
+        devices=_devices(recipe, parsed, overrides, nodes, gpus),
     )
     if kind == "slurm":
         text = slurm(job)
@@ -260,6 +315,27 @@ def launch(
             raise UsageError("--kubernetes needs --image, a container image that has Quintain")
         text = kubernetes(job, image, claim)
     click.echo(text, nl=False)
+
+
+def _devices(
+    recipe: str, parsed: Recipe, overrides: Sequence[str], nodes: int, gpus: int
+) -> Sequence[str]:
+    """Return what each GPU does under the cluster `machine`; nothing without it.
+
+    Raises:
+        UsageError: the recipe has servers that would be on GPUs of the ranks, or does not fit.
+    """
+    if (parsed.cluster.use or "").rpartition("/")[2] == "machine":
+        placed = Recipe.load(recipe, [*overrides, *placed_changes(nodes, gpus)])
+        return placement_table(placement_of(RunPlan.of(with_placement(placed))))
+    engine = engine_kind(parsed)
+    if parsed.cluster.use is None and names_cluster(engine) and engine.places(parsed.engine.args):
+        raise UsageError(
+            f"engine {parsed.engine.use!r} starts servers, and the job has a rank on each GPU: set "
+            'cluster.use = "machine" and cluster.args.learn to the number of GPUs that learn '
+            "(docs/distributed.md), or give the servers' URLs"
+        )
+    return ()
 
 
 def _checked_name(name: str) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from quintain.errors import UsageError
 from quintain.interfaces import ProcessRequest
 from quintain.recipe import DeviceRow, Recipe, RunPlan
 
-from .division import VISIBLE, Division, device_ids, devices_here
+from .division import VISIBLE, Division, check_machines, device_ids, devices_here, taken
+from .nodes import Node, NodeProcess, address_of, joined
 from .process import run_tied
 from .table import SHARE, changes_of, rows_of
 
@@ -24,6 +24,13 @@ LAST = 10.0
 """Seconds that processes get to end by themselves when the cluster is closed."""
 LOOK = 0.05
 """Seconds between two looks at them."""
+
+
+class Killable(Protocol):
+    """A process that can be killed."""
+
+    def kill(self) -> None:
+        """Kill it."""
 
 
 class Machine:
@@ -42,15 +49,18 @@ class Machine:
             Servers free their memory while the learner computes.
         share: of the memory of a device that a server may take. By default 0.6 with *turns*, else
             what the server takes itself.
-        devices: of this machine. By default those that torch sees.
+        devices: of each machine. By default those that torch sees here.
         memory: of each device, in bytes, for what is planned. By default what torch sees.
+        machines: how many there are. More than one join the run, this one included, with
+            ``quintain_scale.machine.join``, which `quintain launch` starts.
+        rendezvous: ``host:port`` of this machine where they join. ``$NAME`` in it is an environment
+            variable.
+        patience: seconds until they have to be there.
 
     Raises:
         UsageError: more devices are asked for than there are, or one for two things without *turns*.
+        RunError: machines do not join.
     """
-
-    is_local = True
-    """Files of this machine reach all processes."""
 
     def __init__(
         self,
@@ -61,8 +71,12 @@ class Machine:
         share: float | None = None,
         devices: int | None = None,
         memory: float | None = None,
+        machines: int = 1,
+        rendezvous: str | None = None,
+        patience: float = 600.0,
     ) -> None:
-        self.host = "127.0.0.1"
+        self.host = "127.0.0.1" if rendezvous is None else address_of(rendezvous)[0]
+        self.is_local = rendezvous is None  # files of this machine reach all processes
         self.turns, self.share = turns, _checked_share(share, turns=turns)
         self._names = device_ids(devices)
         if 0 < (here := devices_here()) < len(self._names):
@@ -70,7 +84,12 @@ class Machine:
                 f"cluster machine: devices = {devices}, and torch sees {here} here: lower "
                 "cluster.args.devices, or leave it out"
             )
-        division = Division.of(len(self._names), sample=sample, learn=learn, turns=turns)
+        check_machines(machines, rendezvous)
+        self._each = len(self._names)
+        division = Division.of(machines * self._each, sample=sample, learn=learn, turns=turns)
+        self._nodes: list[Node] = []
+        if rendezvous is not None:
+            self._nodes = joined(machines, rendezvous, self._each, patience)
         self._free = {"rank": [*division.learn], "replica": [*division.sample]}
         self._room = {role: len(free) for role, free in self._free.items()}
         self._waiting: list[list[MachineProcess]] = []
@@ -110,7 +129,7 @@ class Machine:
                     f"cluster.args.{key} has {room}: raise it, or lower "
                     + ("learner.args.ranks" if role == "rank" else "the GPUs of a server")
                 )
-        threads = max(1, (os.cpu_count() or 1) // max(1, len(requests)))
+        threads = max(1, (os.cpu_count() or 1) // max(1, min(len(requests), self._each)))
         placed = [MachineProcess(request, self, threads=threads) for request in requests]
         with self._lock:
             self._started += placed
@@ -124,18 +143,42 @@ class Machine:
             if all(self._has_room(role, group) for role in self._free):
                 self._waiting.remove(group)
                 for one in group:
-                    one.begin([self._taken(one) for _ in range(one.needed)])
+                    free = self._free.get(one.request.role, [])
+                    one.begin(taken(free, one.needed, each=self._each) or [])
 
     def _has_room(self, role: str, group: Sequence[MachineProcess]) -> bool:
-        needed = sum(one.needed for one in group if one.request.role == role)
-        return needed <= len(self._free[role])
+        free = [*self._free[role]]
+        wanted = [one.needed for one in group if one.request.role == role]
+        return all(taken(free, needed, each=self._each) is not None for needed in wanted)
 
-    def _taken(self, process: MachineProcess) -> int:
-        return self._free[process.request.role].pop(0)
+    def run(
+        self,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        devices: Sequence[int],
+        *,
+        said: Callable[[str], None],
+        began: Callable[[Killable], None],
+    ) -> tuple[int, str]:
+        """Run Python with *words* on *devices*; return its exit code and last words.
 
-    def names_of(self, devices: Sequence[int]) -> str:
-        """Return what `VISIBLE` is for *devices*."""
-        return ",".join(self._names[number] for number in devices)
+        Args:
+            said: gets each line of its output, on this machine.
+            began: gets what kills it.
+        """
+        node = self.node_of(devices)
+        names = self._names if node is None else node.devices
+        visible = ",".join(names[number % self._each] for number in devices)
+        environment = {**environment, VISIBLE: visible}
+        if node is None:
+            return run_tied(words, environment, os.getcwd(), said=said, began=began)
+        number = node.next_number()
+        began(NodeProcess(node, number))
+        return node.run(words, environment, os.getcwd(), number)
+
+    def node_of(self, devices: Sequence[int]) -> Node | None:
+        """Return the machine of *devices*, the first without any; ``None`` is this one."""
+        return self._nodes[devices[0] // self._each if devices else 0] if self._nodes else None
 
     def give_back(self, process: MachineProcess) -> None:
         """Take back the devices of a process that has ended, for those that wait."""
@@ -160,6 +203,8 @@ class Machine:
         for one in self._started:
             one.end()
         self._started = []
+        for node in self._nodes:
+            node.close()
 
 
 def _checked_share(share: float | None, *, turns: bool) -> float | None:
@@ -187,7 +232,7 @@ class MachineProcess:
         self.request, self.needed = request, _devices_of(request)
         self.devices: list[int] = []
         self._machine, self._threads = machine, threads
-        self._process: subprocess.Popen[str] | None = None
+        self._process: Killable | None = None
         self._said: str | None = None
         self._thread: threading.Thread | None = None
         self._is_over = False
@@ -201,15 +246,14 @@ class MachineProcess:
         self._thread.start()
 
     def _run(self) -> None:
-        names = self._machine.names_of(self.devices)
-        environment = {**self.request.environment, VISIBLE: names}
+        environment = {**self.request.environment}
         if self.request.role == "rank" and "OMP_NUM_THREADS" not in os.environ:
             environment.setdefault("OMP_NUM_THREADS", str(self._threads))
         while True:
-            status, words = run_tied(
+            status, words = self._machine.run(
                 self.request.words,
                 environment,
-                os.getcwd(),
+                self.devices,
                 said=self._passed_on,
                 began=self._began,
             )
@@ -222,7 +266,7 @@ class MachineProcess:
     def _passed_on(self, line: str) -> None:
         log.debug("%s on devices %s: %s", self.request.role, self.devices, line.rstrip())
 
-    def _began(self, process: subprocess.Popen[str]) -> None:
+    def _began(self, process: Killable) -> None:
         with self._lock:
             self._process = process
             if self._is_over:  # ended while it started
@@ -230,8 +274,11 @@ class MachineProcess:
 
     @property
     def host(self) -> str:
-        """Address of this machine; empty while it waits for devices."""
-        return "" if self._thread is None else self._machine.host
+        """Address of its machine; empty while it waits for devices."""
+        if self._thread is None:
+            return ""
+        node = self._machine.node_of(self.devices)
+        return self._machine.host if node is None else node.host
 
     @property
     def ended(self) -> str | None:

@@ -95,6 +95,28 @@ def _numbers(
     return tuple(chosen)
 
 
+def taken(free: list[int], needed: int, *, each: int) -> list[int] | None:
+    """Take *needed* devices of one machine out of *free*, where each has so many; ``None``, and
+    nothing, if no machine has as many left.
+    """
+    for machine in sorted({number // each for number in free}):
+        own = [number for number in free if number // each == machine][:needed]
+        if len(own) == needed:
+            free[:] = [number for number in free if number not in own]
+            return own
+    return None if needed else []
+
+
+def check_machines(machines: int, rendezvous: str | None) -> None:
+    """Raise a `UsageError` unless there is a machine, and a place for several to meet."""
+    if machines < 1 or (machines > 1 and rendezvous is None):
+        raise UsageError(
+            f"cluster machine: machines is {machines} and rendezvous {rendezvous!r}; several machines "
+            "join at cluster.args.rendezvous, an address of this one, as in node0:29400 (`quintain "
+            "launch` prints the job)"
+        )
+
+
 def device_ids(count: int | None) -> list[str]:
     """Return the names of the devices for `VISIBLE`: those that this process sees, or *count* of a
     machine like the one that is meant.

@@ -19,7 +19,7 @@ from quintain.recipe import (
 )
 from quintain.registry import check_args, current
 
-from .division import Division, device_ids, devices_here
+from .division import Division, device_ids, devices_here, taken
 
 SHARE = 0.6
 """Of the memory of a device that a server may take, where it takes turns with the learner."""
@@ -76,7 +76,7 @@ def _division(args: Mapping[str, Any], learner: Any, *, written: int | None) -> 
     learn, sample, turns = args.get("learn"), args.get("sample"), bool(args.get("turns"))
     if learn is None and sample is None and not turns:
         learn = written if names_cluster(learner) else 1
-    count = len(device_ids(args.get("devices")))
+    count = int(args.get("machines", 1)) * len(device_ids(args.get("devices")))
     division = Division.of(count, sample=sample, learn=learn, turns=turns)
     learning = len(division.learn)
     if not names_cluster(learner):
@@ -144,12 +144,18 @@ def rows_of(args: Mapping[str, Any], plan: RunPlan, module: Any) -> Sequence[Dev
     memory = args.get("memory") or _memory_here()
     sizes = None if module is None else _sizes(args, plan, module, division, memory)
     tasks: dict[int, list[DeviceTask]] = {number: [] for number in range(division.count)}
-    free = iter(division.sample)
+    names = device_ids(args.get("devices"))
+    each, free = len(names), [*division.sample]
     for number, gpus in enumerate(servers, start=1):
-        for worker in range(1, gpus + 1):
-            what = f"server {number} of {len(servers)}"
-            what += f" (worker {worker} of {gpus})" if gpus > 1 else ""
-            tasks[next(free)].append(_server_task(what, sizes, gpus))
+        what = f"server {number} of {len(servers)}"
+        if (own := taken(free, gpus, each=each)) is None:
+            raise UsageError(
+                f"cluster machine: {what} takes {gpus} devices, and no machine has as many of its "
+                f"{each} left: lower its GPUs, or divide the devices at the end of a machine"
+            )
+        for worker, device in enumerate(own, start=1):
+            part = f" (worker {worker} of {gpus})" if gpus > 1 else ""
+            tasks[device].append(_server_task(what + part, sizes, gpus))
     ranks = len(division.learn)
     for rank, device in enumerate(division.learn):
         what = f"rank {rank} of {ranks}" if names_cluster(learner) else "learner"
@@ -159,10 +165,10 @@ def rows_of(args: Mapping[str, Any], plan: RunPlan, module: Any) -> Sequence[Dev
         tasks[division.learn[0] if not names_cluster(learner) else 0].append(
             DeviceTask(what="engine in the process of the run", bytes=size)
         )
-    names = device_ids(args.get("devices"))
+    several = division.count > each
     return [
         DeviceRow(
-            device=f"GPU {names[number]}",
+            device=f"{number // each}: " * several + f"GPU {names[number % each]}",
             tasks=tuple(tasks[number]),
             turns=division.turns,
             memory=None if memory is None else int(memory),
