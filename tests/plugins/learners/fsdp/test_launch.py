@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ for task in 0 1; do
 done
 wait
 """
+DIVIDED = "quickstart --set cluster.use=machine --set engine.use=pool --set learner.use=fsdp"
+DIVIDED += " --set engine.args.engine=vllm-server --set cluster.args.learn=2"
+"""Of the GPUs of all machines, two learn and the others sample."""
 SCONTROL = "#!/bin/bash\necho 127.0.0.1\necho unused\n"
 
 
@@ -88,6 +92,98 @@ def test_kubernetes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--nnodes=3 --nproc-per-node=4" in script
 
 
+def test_machines_whose_gpus_sample_and_learn(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each joins the run once, and the job says what each GPU does."""
+    several = [*DIVIDED.split(), "--nodes", "2", "--gpus", "2"]
+    script = printed(capsys, *several, "--slurm")
+    check_bash(script)
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=2\n" in script
+    assert "#   0: GPU 1    rank 1 of 2\n#   1: GPU 0    server 1 of 2\n" in script
+    join = words_of(script, "srun")
+    assert join[2:5] == ["python", "-m", "quintain_scale.machine.join"]
+    assert join[5:8] == ["$QUINTAIN_RENDEZVOUS", "--devices", "2"]
+    run = words_of(script, "quintain train quickstart")
+    changes = ["cluster.args.machines=2", "cluster.args.devices=2"]
+    assert run[-5::2] == [*changes, "cluster.args.rendezvous=$QUINTAIN_RENDEZVOUS"]
+    assert not [word for word in run if word.startswith("learner.args")]
+    on_each = printed(capsys, *several, "--torchrun", "--host", "node0")
+    check_bash(on_each)
+    assert words_of(on_each, "python -m")[-3:] == ["--machine", "$node", "&"]
+    assert "torchrun" not in on_each
+    assert "QUINTAIN_RANKS_TOKEN" not in on_each
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("recipe", ["quickstart", DIVIDED])
+def test_sbatch_reads_the_options_of_the_script(
+    recipe: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its own parser, which says what it has read; no cluster is there."""
+    sbatch = shutil.which("sbatch")
+    if sbatch is None:
+        pytest.skip("needs sbatch: apt-get install slurm-client slurm-wlm-basic-plugins")
+    conf = ["ClusterName=test", "SlurmctldHost=localhost(127.0.0.1)", "SlurmctldPort=1"]
+    conf += ["AuthType=auth/none", "MessageTimeout=1", "NodeName=node[0-3]"]
+    own = Path(sbatch).parents[1] / "lib/x86_64-linux-gnu/slurm-wlm"  # of one that is unpacked
+    conf += [f"PluginDir={own}"] if own.is_dir() else []
+    (tmp_path / "slurm.conf").write_text("\n".join(conf) + "\n")
+    script = tmp_path / "job.sh"
+    words = [*recipe.split(), "--nodes", "4", "--gpus", "8", "--slurm"]
+    script.write_text(printed(capsys, *words))
+    done = subprocess.run(
+        [sbatch, "-vv", "--test-only", script],
+        env=os.environ | {"SLURM_CONF": str(tmp_path / "slurm.conf")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    pairs = [line.partition(": ")[2].split(": ") for line in done.stderr.splitlines()]
+    read = {pair[0].strip(): pair[1].strip() for pair in pairs if len(pair) == 2}
+    assert read["nodes"] == "4"
+    assert read["gpus-per-node"] == "8"
+    assert read["ntasks-per-node"] == ("8" if recipe == "quickstart" else "1")
+    assert read["job-name"] == "quickstart"
+    assert read["output"] == str(tmp_path / "quickstart-%j.txt")
+    assert "nrecognized" not in done.stderr
+
+
+def unknown_fields(value: Any, kind: str, models: Any, path: str) -> Iterator[str]:
+    """What of *value* the class *kind* of the client for Kubernetes does not know."""
+    if kind.startswith("list["):
+        for index, one in enumerate(value):
+            yield from unknown_fields(one, kind[5:-1], models, f"{path}[{index}]")
+    elif kind.startswith("dict("):
+        if not isinstance(value, dict):
+            yield f"{path}: no mapping"
+    elif (model := getattr(models, kind, None)) is not None:
+        types = {model.attribute_map[name]: kind for name, kind in model.openapi_types.items()}
+        for name, one in value.items():
+            if name in types:
+                yield from unknown_fields(one, types[name], models, f"{path}.{name}")
+            else:
+                yield f"{path}.{name}: unknown"
+    elif not isinstance(value, {"str": str, "int": int, "bool": bool}.get(kind, object)):
+        yield f"{path}: no {kind}"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("recipe", ["quickstart", DIVIDED])
+def test_kubernetes_knows_the_fields(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the classes of its own client, which has those of its interface."""
+    client = pytest.importorskip("kubernetes.client", reason="needs: pip install kubernetes")
+    yaml = pytest.importorskip("yaml")
+    words = [*recipe.split(), *"--nodes 3 --gpus 4 --kubernetes --image q:1".split()]
+    service, job = yaml.safe_load_all(printed(capsys, *words))
+    assert (service["apiVersion"], job["apiVersion"]) == ("v1", "batch/v1")
+    assert [*unknown_fields(service, "V1Service", client, "service")] == []
+    assert [*unknown_fields(job, "V1Job", client, "job")] == []
+    job["spec"]["template"]["spec"]["replicas"] = "3"
+    assert [*unknown_fields(job, "V1Job", client, "job")] == [
+        "job.spec.template.spec.replicas: unknown"
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -97,6 +193,8 @@ def test_kubernetes(capsys: pytest.CaptureFixture[str]) -> None:
         ("quickstart --slurm --name A_b", "cannot be that of a job"),
         ("quickstart --slurm --set learner.rl=1", "learner.rl"),
         ("missing.toml --slurm", "missing.toml"),
+        ("quickstart --slurm --set engine.use=vllm-server", "cluster.args.learn"),
+        (f"{DIVIDED} --slurm --set cluster.args.learn=9", "learn = 9, and there are 8"),
         ("quikstart --slurm", "did you mean 'quickstart'"),
     ],
 )

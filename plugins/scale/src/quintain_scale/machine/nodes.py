@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 TOKEN = "QUINTAIN_MACHINES_TOKEN"
 """Environment variable of what machines have to know."""
-SHORTEST = 32
+SHORTEST = 16
 """Characters of it at least."""
 MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_hex())'"
 
