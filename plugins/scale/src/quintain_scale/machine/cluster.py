@@ -14,7 +14,7 @@ from quintain.interfaces import ProcessRequest
 from quintain.recipe import DeviceRow, Recipe, RunPlan
 
 from .division import VISIBLE, Division, check_machines, device_ids, devices_here, taken
-from .nodes import Node, NodeProcess, address_of, joined
+from .nodes import JoinedMachine, RemoteProcess, address_of, joined
 from .process import run_tied
 from .table import SHARE, changes_of, rows_of
 
@@ -87,7 +87,7 @@ class Machine:
         check_machines(machines, rendezvous)
         self._each = len(self._names)
         division = Division.of(machines * self._each, sample=sample, learn=learn, turns=turns)
-        self._nodes: list[Node] = []
+        self._nodes: list[JoinedMachine] = []
         if rendezvous is not None:
             self._nodes = joined(machines, rendezvous, self._each, patience)
         self._free = {"rank": [*division.learn], "replica": [*division.sample]}
@@ -173,10 +173,10 @@ class Machine:
         if node is None:
             return run_tied(words, environment, os.getcwd(), said=said, began=began)
         number = node.next_number()
-        began(NodeProcess(node, number))
+        began(RemoteProcess(node, number))
         return node.run(words, environment, os.getcwd(), number)
 
-    def node_of(self, devices: Sequence[int]) -> Node | None:
+    def node_of(self, devices: Sequence[int]) -> JoinedMachine | None:
         """Return the machine of *devices*, the first without any; ``None`` is this one."""
         return self._nodes[devices[0] // self._each if devices else 0] if self._nodes else None
 

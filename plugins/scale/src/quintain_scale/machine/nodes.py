@@ -27,7 +27,7 @@ SHORTEST = 16
 MAKE_TOKEN = "python -c 'import secrets; print(secrets.token_hex())'"
 
 
-class Node:
+class JoinedMachine:
     """A machine, over its connection.
 
     Attributes:
@@ -93,10 +93,10 @@ class Node:
             ended.put((1, f"its machine {self.host} is gone"))
 
 
-class NodeProcess:
-    """A process of a `Node`, which can be killed."""
+class RemoteProcess:
+    """A process of a `JoinedMachine`, which can be killed."""
 
-    def __init__(self, node: Node, number: int) -> None:
+    def __init__(self, node: JoinedMachine, number: int) -> None:
         self._node, self._number = node, number
 
     def kill(self) -> None:
@@ -104,7 +104,7 @@ class NodeProcess:
         self._node.kill(self._number)
 
 
-def joined(machines: int, rendezvous: str, devices: int, patience: float) -> list[Node]:
+def joined(machines: int, rendezvous: str, devices: int, patience: float) -> list[JoinedMachine]:
     """Wait at *rendezvous* until so many *machines* with so many *devices* have joined; return them
     by their numbers.
 
@@ -126,7 +126,7 @@ def joined(machines: int, rendezvous: str, devices: int, patience: float) -> lis
             f"cluster machine: cannot listen at {rendezvous}: {error.strerror}; "
             "cluster.args.rendezvous has to be an address of this machine, with a free port"
         ) from None
-    nodes: dict[int, Node] = {}
+    nodes: dict[int, JoinedMachine] = {}
     deadline = time.monotonic() + patience
     with listening:
         listening.settimeout(1.0)
@@ -156,7 +156,7 @@ def joined(machines: int, rendezvous: str, devices: int, patience: float) -> lis
                         f"expected numbers from 0 to {machines - 1} and {devices} devices: change "
                         "cluster.args.machines or cluster.args.devices"
                     )
-                nodes[number] = Node(peer, origin[0], said)
+                nodes[number] = JoinedMachine(peer, origin[0], said)
     return [nodes[number] for number in range(machines)]
 
 
