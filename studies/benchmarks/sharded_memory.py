@@ -1,6 +1,7 @@
 """Memory of the run and of each rank of the learner `fsdp`, against the estimate of ``--dry-run``:
-a model of 113 million parameters with random weights, and SmolLM2-135M-Instruct. They start, update
-twice on the CPU, give all weights to the run as a delivery to an engine does, and save a checkpoint.
+a model of 112 million parameters with random weights, SmolLM2-135M-Instruct, and a mixture of 16
+experts whose ranks gather or split them. They start, update twice on the CPU, give all weights to
+the run as a delivery to an engine does, and save a checkpoint.
 
 Each case runs in processes of its own. The memory of a process is what it has above that after a
 model of a few thousand parameters: so torch, gloo and their threads are left out (they are kept as
@@ -35,6 +36,7 @@ CASES = [
     for weights in ("run", "ranks")
 ]
 CASES += [f"112m {n} {kind} run" for n in (2, 4) for kind in ("hybrid", "replicated")]
+CASES += [f"{name} {n} sharded run" for n in (2, 4) for name in ("mixture", "mixture-split")]
 PROMPT, REPLY, GROUP, STEPS = 16, 16, 2, 2
 BUDGET = GROUP * (PROMPT + REPLY)
 
@@ -82,17 +84,20 @@ def resident(pid: int) -> int:
     return 1024 * sum(map(int, sizes))
 
 
-def model(quick: bool) -> Any:
-    """Return a model of the shape of Qwen3 with random weights in float32."""
+def model(quick: bool, name: str = "112m") -> Any:
+    """Return a model of the shape of Qwen3 with random weights in float32, or of Qwen3-MoE."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    sizes = (
-        {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-        if quick
-        else {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 10}
-    )
-    config = Qwen3Config(
+    mixture = name.startswith("mixture")
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 10}
+    if mixture:
+        sizes = {"hidden_size": 512, "num_hidden_layers": 4, "moe_intermediate_size": 1024}
+        sizes |= {"num_experts": 16, "num_experts_per_tok": 2}
+    if quick:
+        sizes |= {"hidden_size": 64, "num_hidden_layers": 2}
+        sizes |= {"moe_intermediate_size": 16} if mixture else {"intermediate_size": 128}
+    config = (Qwen3MoeConfig if mixture else Qwen3Config)(
         vocab_size=512 if quick else 32_768,
         num_attention_heads=12,
         num_key_value_heads=4,
@@ -102,7 +107,7 @@ def model(quick: bool) -> Any:
         **sizes,
     )
     torch.manual_seed(0)
-    return Qwen3ForCausalLM(config).eval()
+    return (Qwen3MoeForCausalLM if mixture else Qwen3ForCausalLM)(config).eval()
 
 
 def plan(case: str, settings: dict[str, Any]) -> Any:
@@ -113,10 +118,10 @@ def plan(case: str, settings: dict[str, Any]) -> Any:
 
     from .gpu.memory import plan_of
 
-    _, ranks, sharding, weights = case.split()
+    name, ranks, sharding, weights = case.split()
     plans.PROMPT_TOKENS = PROMPT - REPLY  # a sequence is planned for 2 * REPLY tokens and these
     args = {"ranks": int(ranks), "sharding": sharding, "weights": weights, **settings}
-    args["checkpoint"] = "sharded"
+    args |= {"checkpoint": "sharded"} | ({"experts": "split"} if "split" in name else {})
     keys = ["learner.use=fsdp", "learner.precision=float32", "model.dtype=float32"]
     keys += [f"learner.args.{key}={json.dumps(value)}" for key, value in args.items()]
     return plan_of(
@@ -153,11 +158,13 @@ def run(case: str, quick: bool, settings: dict[str, Any]) -> dict[str, Any]:
     team = Team(kind.ranks, silence=300.0)
     with tempfile.TemporaryDirectory() as place:
         folder, tiny = Path(place, "model"), Path(place, "tiny")
-        model(True).save_pretrained(tiny)
+        model(True, name).save_pretrained(tiny)
         if name == "135m":
             folder = Path("~/.cache/quintain/models/smollm2-135m").expanduser()
         else:
-            saving = multiprocessing.get_context("spawn").Process(target=save, args=(quick, folder))
+            saving = multiprocessing.get_context("spawn").Process(
+                target=save, args=(quick, name, folder)
+            )
             saving.start()  # in a process of its own, whose memory is not that of the run
             saving.join()
         loaded = hollow if weights == "ranks" else whole
@@ -223,9 +230,9 @@ def hollow(folder: Path) -> Any:
     return module_without_weights(str(folder), torch.float32, None).eval()
 
 
-def save(quick: bool, folder: Path) -> None:
-    """Save the model of 112M parameters."""
-    model(quick).save_pretrained(folder)
+def save(quick: bool, name: str, folder: Path) -> None:
+    """Save the model *name*."""
+    model(quick, name).save_pretrained(folder)
 
 
 def weights_of(learner: Any) -> int:

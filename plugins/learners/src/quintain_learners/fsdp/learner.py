@@ -33,6 +33,7 @@ from quintain.learning import (
 )
 from quintain.store import current_run
 
+from .experts import check_split
 from .held import RankWeights, computed_by
 from .model_files import is_full, model_files, model_names_differ
 from .placed_team import PlacedTeam
@@ -120,6 +121,8 @@ class FsdpLearner(Learner):
         precision = settings.get("precision", "float32")
         modes = modes.resolved(sharding, precision)
         _check_modes(modes, sharding, precision)
+        if modes.experts == "split":
+            check_split(module, ranks)
         if settings.get("precision") == "fp16":
             raise UsageError(
                 "learner fsdp: fp16 needs a loss scale on which the ranks agree, which is not "
@@ -305,7 +308,9 @@ class FsdpLearner(Learner):
         files = model_files(self._image, folder / "model", self._ranks)
         self._saving = self.version, (str(folder), files)
         rest = self.team.call("begin_save", *self._saving[1])
-        state = super().state_dict(weights=False)
+        # Files with other names, as those of a mixture, are not what is read back.
+        whole = not files and not hasattr(self.module, "disable_adapter")
+        state = super().state_dict(weights=whole)
         del state["optimizer"]  # the driver's own, which is empty
         return {**state, "optimizer": rest}
 
@@ -341,7 +346,8 @@ class FsdpLearner(Learner):
             folder, "or resume with ranks of this machine: no learner.args.rendezvous, no [cluster]"
         )
         self._load_own(state)
-        self.team.call("load_parts", str(folder), dict(state))
+        sent = {name: value for name, value in state.items() if name != "module"}
+        self.team.call("load_parts", str(folder), sent)
 
     def close(self) -> None:
         """End the ranks."""
@@ -466,6 +472,11 @@ def _check_modes(modes: Modes, sharding: Sharding, precision: str) -> None:
         raise UsageError(
             "learner fsdp: under sharding 'replicated' no weights are gathered; leave out "
             'learner.args.gather and learner.args.offload, or set learner.args.sharding = "sharded"'
+        )
+    if modes.experts == "split" and sharding != "sharded":
+        raise UsageError(
+            f"learner fsdp: experts are split over all ranks, and under sharding {sharding!r} a "
+            "group of them has them all; leave out learner.args.sharding, or learner.args.experts"
         )
     if modes.gather == "bfloat16" and precision != "bf16":
         raise UsageError(

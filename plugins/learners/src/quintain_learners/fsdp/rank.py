@@ -171,7 +171,13 @@ class Worker:
         copies = [module] if reference is None else [module, reference]
         for copied in copies:
             if sharded:
-                shard(copied, mesh, half=half, offload=modes.offload == "all")
+                shard(
+                    copied,
+                    mesh,
+                    half=half,
+                    offload=modes.offload == "all",
+                    split_experts=modes.experts == "split",
+                )
             else:
                 for parameter in copied.parameters():  # apart from the memory that all share
                     parameter.data = parameter.data.clone()

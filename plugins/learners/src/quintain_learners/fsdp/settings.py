@@ -11,7 +11,17 @@ from quintain.interfaces import BytesPerParameter, LearnerKind, ProcessCluster
 
 from .learner import FsdpLearner, device_of, group_of
 from .memory import gathered_bytes
-from .setup import CheckpointKind, Gather, Holder, Modes, Moments, Offload, RankDevice, Sharding
+from .setup import (
+    CheckpointKind,
+    Experts,
+    Gather,
+    Holder,
+    Modes,
+    Moments,
+    Offload,
+    RankDevice,
+    Sharding,
+)
 from .wire import address_of
 
 
@@ -31,6 +41,9 @@ class Fsdp(LearnerKind):
             and moments in host memory, as those of the learner `lean`.
         offload: ``all`` keeps the parts of weights, gradients and moments in host memory; a layer
             is on the GPU while it computes. Not under ``replicated``.
+        experts: of a mixture: ``gathered``, a rank gathers all experts of a layer; ``split``, each
+            computes some, for the tokens of all ranks. Under ``sharded`` only, with a number of ranks
+            that divides the experts of a layer.
         weights: ``run``, the run has the weights in host memory, where an engine of its process can
             decode them; ``ranks``, it has none: ranks read their parts in the files of the model,
             and servers get them from the ranks, a bucket at a time. Needs ``checkpoint =
@@ -61,6 +74,7 @@ class Fsdp(LearnerKind):
     gather: Gather = "auto"
     optimizer: Moments = "adamw"
     offload: Offload = "none"
+    experts: Experts = "gathered"
     weights: Holder = "run"
     device: RankDevice = "auto"
     checkpoint: CheckpointKind = "whole"
@@ -98,7 +112,12 @@ class Fsdp(LearnerKind):
     @property
     def modes(self) -> Modes:
         """How ranks keep weights and moments."""
-        return Modes(gather=self.gather, optimizer=self.optimizer, offload=self.offload)
+        return Modes(
+            gather=self.gather,
+            optimizer=self.optimizer,
+            offload=self.offload,
+            experts=self.experts,
+        )
 
     def __call__(
         self,
@@ -173,4 +192,9 @@ class Fsdp(LearnerKind):
             return None
         modes = self.modes.resolved(self.sharding, precision)
         size = 2 if modes.gather == "bfloat16" else 4
-        return gathered_bytes(module, gather=size, autocast=precision != "float32")
+        return gathered_bytes(
+            module,
+            gather=size,
+            autocast=precision != "float32",
+            split=self.ranks if self.experts == "split" else None,
+        )

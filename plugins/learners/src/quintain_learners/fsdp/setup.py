@@ -26,6 +26,7 @@ Offload = Literal["none", "all"]
 RankDevice = Literal["auto", "cpu", "cuda"]
 CheckpointKind = Literal["whole", "sharded"]
 Holder = Literal["run", "ranks"]
+Experts = Literal["gathered", "split"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,7 @@ class Modes:
     gather: Gather = "auto"
     optimizer: Moments = "adamw"
     offload: Offload = "none"
+    experts: Experts = "gathered"
 
     def resolved(self, sharding: Sharding, precision: str) -> Modes:
         """Return these modes without ``auto``: layers are gathered in the type that they compute in."""

@@ -22,6 +22,8 @@ from torch.nn import functional
 
 from quintain.models import body_of
 
+from .experts import experts_of, split
+
 HEAD = "output_layer_"
 """Name of an untied output layer in the body, which then gathers its weight."""
 
@@ -35,7 +37,12 @@ def mesh_of(device: str, ranks: int, group: int) -> DeviceMesh:
 
 
 def shard(
-    module: nn.Module, mesh: DeviceMesh, *, half: torch.dtype | None = None, offload: bool = False
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    half: torch.dtype | None = None,
+    offload: bool = False,
+    split_experts: bool = False,
 ) -> None:
     """Split the layers of *module* over *mesh*, each for itself, and what is left together.
 
@@ -46,6 +53,7 @@ def shard(
         half: type to gather the weights of layers in. Their gradients are turned to float32 before
             they are added up, and the root stays in float32.
         offload: keep parts and gradients in host memory.
+        split_experts: let each rank compute some experts, in place of gathering all.
     """
     body, head = body_of(module), module.get_output_embeddings()  # type: ignore[operator]
     if all(part is not head for part in body.modules()):
@@ -58,14 +66,21 @@ def shard(
     in_half = MixedPrecisionPolicy(
         param_dtype=half, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+    apart: set[nn.Parameter] = set()
+    for experts in experts_of(module) if split_experts else ():
+        apart |= split(experts, mesh, half=half)
     for layer in layers_of(module):
         for norm in layer.modules() if half is not None else ():
             if isinstance(norm, nn.LayerNorm):
                 norm.forward = partial(_normalized, norm)  # type: ignore[method-assign]
         fully_shard(
-            layer, mesh=mesh, mp_policy=types if half is None else in_half, offload_policy=place
+            layer,
+            mesh=mesh,
+            mp_policy=types if half is None else in_half,
+            offload_policy=place,
+            ignored_params=apart,
         )
-    fully_shard(body, mesh=mesh, mp_policy=types, offload_policy=place)
+    fully_shard(body, mesh=mesh, mp_policy=types, offload_policy=place, ignored_params=apart)
     for part in sharded_parts(module):
         # On every module: with gloo, FSDP2 would divide the gradient of a module that lacks these.
         part.set_gradient_divide_factor(1.0)
