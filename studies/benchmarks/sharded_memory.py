@@ -240,13 +240,19 @@ def weights_of(learner: Any) -> int:
     return sum(tensor.nbytes for tensor in learner.weights().tensors().values())
 
 
-def compared(figures: dict[str, Any], name: str) -> tuple[str, str, str]:
-    """Return what was measured of the largest rank in MB, what was estimated, and by how much they
-    differ.
+def compared(case: str, figures: dict[str, Any], name: str) -> str:
+    """Return what was measured of the largest rank in MB, and by how much it differs from what was
+    estimated: its own memory, and its part of the weights that the run shares with all ranks.
     """
-    measured, estimated = max(figures["bytes"][name][1:]), figures["estimated"][name]
-    share = f"{100 * (measured / estimated - 1):+.0f} %"
-    return f"{measured / 1e6:,.0f}", f"{estimated / 1e6:,.0f}", share
+    measured = max(figures["bytes"][name][1:])
+    estimated = figures["estimated"][name] + shared_by_run(case, figures)
+    return f"{measured / 1e6:,.0f} ({100 * (measured / estimated - 1):+.0f} %)"
+
+
+def shared_by_run(case: str, figures: dict[str, Any]) -> float:
+    """Return a process's part of the weights that the run has, which its ranks map as well."""
+    _, ranks, _, weights = case.split()
+    return 4 * figures["parameters"] / (int(ranks) + 1) if weights == "run" else 0.0
 
 
 def main() -> None:
@@ -268,16 +274,16 @@ def main() -> None:
         with Worker(case, [*command, "--threads", "1"], 1) as child:
             figures[case] = child.ask(case=case, quick=args.quick, settings=args.settings)
         print(json.dumps({case: figures[case]}), file=sys.stderr, flush=True)
-    head = ["model, ranks, who has the weights"]
-    for moment in ("started", "after an update", "peak of an update"):
-        head += [f"{moment}, MB", "estimate", ""]
-    head += ["save"] + [f"run: {name}" for name in ("start", "update", "sync", "save")]
+    head = ["model, ranks, who has the weights", "started", "after an update", "peak of an update"]
+    head += ["sync", "save", "run: started", "estimate", "update", "sync", "save"]
     rows = []
-    for case, found in figures.items():
-        row = [x for name in ("started", "updated", "update") for x in compared(found, name)]
-        row.append(f"{max(found['bytes']['save'][1:]) / 1e6:,.0f}")
-        of_run = (found["bytes"][name][0] for name in ("start", "update", "sync", "save"))
-        rows.append([case, *row, *(f"{n / 1e6:,.0f}" for n in of_run)])
+    for case in filter(figures.__contains__, CASES):
+        found = figures[case]
+        row = [case, *(compared(case, found, name) for name in ("started", "updated", "update"))]
+        row += [f"{max(found['bytes'][name][1:]) / 1e6:,.0f}" for name in ("sync", "save")]
+        of_run = [found["bytes"][name][0] for name in ("started", "update", "sync", "save")]
+        of_run.insert(1, shared_by_run(case, found))
+        rows.append([*row, *(f"{n / 1e6:,.0f}" for n in of_run)])
     print(table(head, rows))
     about = {"aim": AIM, "prompt": PROMPT, "reply": REPLY, "settings": args.settings}
     write("sharded_memory", figures, quick=args.quick, about=about)

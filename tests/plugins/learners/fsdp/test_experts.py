@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from quintain.errors import UsageError
 from quintain.learning import ALGORITHMS, Learner
 from quintain.models import with_adapters
+from quintain.models.load import module_without_weights
 from quintain.store.run_folder import RunFolder
 from quintain_learners.fsdp import FsdpLearner
 from quintain_learners.fsdp.experts import count_of, experts_of
@@ -91,6 +94,42 @@ def test_other_settings_make_the_update_of_one_process(
     largest = max(float(g.abs().max()) for g in gradients)
     for got, want in zip(gradients_of(many), gradients, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-6 * largest)
+
+
+@pytest.mark.more
+def test_a_rank_that_is_lost_starts_again_with_its_experts(team: Team) -> None:
+    """Weights and moments from its copy, to the same bits."""
+    module, batch = model("qwen3-moe"), batches.batch(vocab=64)
+    straight = split(module, team, 2)
+    for _ in range(2):
+        straight.step(batch)
+    expected = {name: p.detach().clone() for name, p in straight.module.named_parameters()}
+    own = Team(2, silence=300.0)
+    learner = split(module, own, 2, copy_every=1)
+    try:
+        learner.step(batch)
+        os.kill(own.pids[1], signal.SIGKILL)
+        learner.step(batch)
+    finally:
+        learner.close()
+    assert all(torch.equal(p, expected[n]) for n, p in learner.module.named_parameters())
+
+
+@pytest.mark.more
+def test_ranks_that_alone_have_the_weights_split_experts(team: Team, tmp_path: Path) -> None:
+    """Bit for bit the update of ranks whose run has them, of a mixture whose files have the names of
+    its tensors.
+    """
+    module, batch = model("gpt-oss"), batches.batch(vocab=64)
+    module.save_pretrained(tmp_path)
+    usual = split(module, team, 2)
+    usual.step(batch)
+    expected = {name: t.clone() for name, t in usual.module.named_parameters()}
+    hollow = module_without_weights(str(tmp_path), torch.float32, None).eval()
+    held = split(hollow, team, 2, checkpoint="sharded")
+    held.step(batch)
+    for name, tensor in held.weights().tensors().items():
+        torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
 
 
 @pytest.mark.more

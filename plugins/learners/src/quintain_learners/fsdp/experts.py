@@ -84,7 +84,7 @@ def split(experts: nn.Module, mesh: DeviceMesh, *, half: torch.dtype | None) -> 
         part = whole.detach()[rank * each : (rank + 1) * each].clone()
         cut = DTensor.from_local(part, mesh, [Shard(0)], run_check=False)
         setattr(experts, name, nn.Parameter(cut, whole.requires_grad))
-    experts.forward = partial(_forward, experts, mesh, half)  # type: ignore[method-assign]
+    experts.forward = partial(_forward, experts, mesh, half)
     return set(experts.parameters(recurse=False))
 
 
