@@ -25,6 +25,7 @@ from quintain_learners.fsdp.shards import mesh_of, root_of, shard
 from quintain_learners.fsdp.team import Team
 from quintain_learners.lean import LeanLearner
 
+from ....core.learning import batches
 from ....core.models.tiny import tiny_model
 from .test_exact import Trained, assert_same, batch, gradients_of, model, trained
 
@@ -216,3 +217,43 @@ def test_the_root_is_gathered_once_an_update(monkeypatch: pytest.MonkeyPatch) ->
     exchanged.clear()
     learner.step(prepared, advantages=advantages)
     assert exchanged == ["gathered", "reduced"]
+
+
+@pytest.mark.parametrize("layout", ["shared", "bucketed"])
+def test_inputs_of_layers_alone_go_to_the_host(
+    layout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept for the backward pass is one tensor of states for each layer, beside what the
+    last norm and the embeddings keep; and the gradient is the same, bit for bit.
+    """
+    kept: list[tuple[int, ...]] = []
+
+    def counting(**_: Any) -> Any:
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tuple(tensor.shape))
+            return tensor.clone()
+
+        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+
+    monkeypatch.setattr(torch.autograd.graph, "save_on_cpu", counting)
+    settings: dict[str, Any] = {
+        "layout": layout,
+        "token_budget": 10**6,
+        "activation_checkpointing": True,
+    }
+    made = batches.batch(groups=1, group_size=2, vocab=200, longest=7, rewards=[0.0, 1.0])
+    whole = Learner(tiny_model("qwen3"), GRPO, **settings)
+    host = RankLearner(tiny_model("qwen3"), GRPO, modes=Modes(offload="inputs"), **settings)
+    expected, actual = whole.step(made), host.step(made)
+    assert actual | {"seconds": 0} == expected | {"seconds": 0}
+    for mine, theirs in zip(host.parameters, whole.parameters, strict=True):
+        assert torch.equal(mine, theirs)
+    layers, hidden, inner = 2, 32, 96
+    states = [shape for shape in kept if shape[-1:] == (hidden,) and len(shape) > 1]
+    assert layers <= len(states) <= layers + 3
+    assert not any(shape[-1:] == (inner,) for shape in kept)
+
+
+def test_inputs_on_the_host_need_checkpointing() -> None:
+    with pytest.raises(UsageError, match="learner.checkpoint_activations = true"):
+        FsdpLearner(tiny_model("qwen3"), GRPO, modes=Modes(offload="inputs"))

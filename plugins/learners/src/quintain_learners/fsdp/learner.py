@@ -123,6 +123,11 @@ class FsdpLearner(Learner):
         _check_modes(modes, sharding, precision)
         if modes.experts == "split":
             check_split(module, ranks)
+        if modes.offload == "inputs" and not settings.get("activation_checkpointing"):
+            raise UsageError(
+                'learner fsdp: offload = "inputs" keeps the inputs of layers in host memory, and '
+                "nothing else is to be kept; set learner.checkpoint_activations = true"
+            )
         if settings.get("precision") == "fp16":
             raise UsageError(
                 "learner fsdp: fp16 needs a loss scale on which the ranks agree, which is not "
@@ -468,7 +473,7 @@ def _check_modes(modes: Modes, sharding: Sharding, precision: str) -> None:
     Raises:
         UsageError: the message names what to set.
     """
-    if sharding == "replicated" and (modes.gather, modes.offload) != ("float32", "none"):
+    if sharding == "replicated" and (modes.gather != "float32" or modes.offload == "all"):
         raise UsageError(
             "learner fsdp: under sharding 'replicated' no weights are gathered; leave out "
             'learner.args.gather and learner.args.offload, or set learner.args.sharding = "sharded"'

@@ -554,6 +554,9 @@ class RankLearner(Learner):
     ) -> None:
         self._modes = modes
         super().__init__(module, algorithm, **settings)
+        if modes.offload == "inputs":
+            compute = partial(_kept_on_host, self.forward.hidden)
+            self.forward.hidden = compute  # type: ignore[method-assign]
 
     def adamw(self, groups: list[dict[str, Any]], **settings: Any) -> torch.optim.Optimizer:
         """Make the optimizer of the parameters in *groups*; *settings* are lr, betas and eps."""
@@ -561,6 +564,14 @@ class RankLearner(Learner):
         if kind == "adamw":
             return super().adamw(groups, **settings)
         return PartOptimizer(kind, groups, **settings)
+
+
+def _kept_on_host(compute: Callable[..., Tensor], *arguments: Any) -> Tensor:
+    """Return what *compute* does; what it keeps for the backward pass is in host memory. Layers keep
+    their inputs, and what they compute again in the backward pass stays where it is.
+    """
+    with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
+        return compute(*arguments)
 
 
 def _move(module: nn.Module, device: str, *, parameters: bool) -> None:

@@ -39,8 +39,9 @@ class Fsdp(LearnerKind):
             gradients, are in float32 always.
         optimizer: ``adamw``; ``adamw_8bit``, moments in 8 bits; ``adamw_host``, weights that learn
             and moments in host memory, as those of the learner `lean`.
-        offload: ``all`` keeps the parts of weights, gradients and moments in host memory; a layer
-            is on the GPU while it computes. Not under ``replicated``.
+        offload: ``inputs`` keeps the inputs of layers, which ``learner.checkpoint_activations`` keeps
+            for the backward pass, in host memory; ``all`` keeps the parts of weights, gradients and
+            moments there, and a layer is on the GPU while it computes. Not under ``replicated``.
         experts: of a mixture: ``gathered``, a rank gathers all experts of a layer; ``split``, each
             computes some, for the tokens of all ranks. Under ``sharded`` only, with a number of ranks
             that divides the experts of a layer.

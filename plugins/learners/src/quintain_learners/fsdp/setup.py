@@ -22,7 +22,7 @@ Sharding = Literal["replicated", "sharded", "hybrid"]
 
 Gather = Literal["auto", "float32", "bfloat16"]
 Moments = Literal["adamw", "adamw_8bit", "adamw_host"]
-Offload = Literal["none", "all"]
+Offload = Literal["none", "inputs", "all"]
 RankDevice = Literal["auto", "cpu", "cuda"]
 CheckpointKind = Literal["whole", "sharded"]
 Holder = Literal["run", "ranks"]
