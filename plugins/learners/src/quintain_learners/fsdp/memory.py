@@ -22,7 +22,9 @@ def gathered_bytes(module: Any, *, gather: int, autocast: bool, split: int | Non
     Args:
         gather: bytes of a number of a gathered layer.
         autocast: layers and output layer compute in half precision.
-        split: ranks that split the experts of a layer, which then gathers none.
+        split: ranks that split the experts of a layer, which then gathers none. A gradient of those
+            that a rank has is in memory of its own until it is added to that of earlier
+            micro-batches.
     """
     layers = layers_of(module)
     experts = [p for part in experts_of(module) if split for p in part.parameters()]
@@ -34,6 +36,8 @@ def gathered_bytes(module: Any, *, gather: int, autocast: bool, split: int | Non
     weights, gradients = _bytes(root, 4), _bytes([p for p in root if p.requires_grad], 4)
     trained = [p for p in largest if p.requires_grad]
     layer = 2 * _bytes(largest, gather) + _bytes(trained, gather) + _bytes(trained, 4)
+    if split:
+        layer += max(_bytes(part.parameters(), 4) for part in experts_of(module)) // split
     peak = weights + gradients + max(gradients, layer)
     if not autocast:
         return peak
