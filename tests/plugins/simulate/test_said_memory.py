@@ -17,7 +17,7 @@ from quintain_simulate.planning import ClusterPlanner
 
 DOCS = Path(__file__).parents[3] / "docs"
 SCALE = (DOCS / "scale.md").read_text(encoding="utf-8")
-LONG = (DOCS / "decisions" / "0247-long-sequences-on-one-rank.md").read_text(encoding="utf-8")
+LONG = (DOCS / "decisions" / "0250-long-sequences-on-one-rank.md").read_text(encoding="utf-8")
 ROWS = re.findall(
     r"^\| (\d+B) \| (\d+) \| ([\d.]+) GB \| ([\d.]+) GB \| ([\d.]+) GB \| ([\d.]+) GB \|$",
     SCALE,
