@@ -56,6 +56,11 @@ class KVStore:
         """Tokens that fit in a row now."""
         return self.data[0].shape[3]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory."""
+        return sum(data.nbytes for data in self.data)
+
     def release(self) -> None:
         """Give the memory and its content back."""
         self.data = [self._empty(0, 0) for _ in range(self.layers)]

@@ -82,6 +82,10 @@ class DecodingForward(Protocol):
         """Compute the logits [..., V] of hidden states [..., D]."""
         ...
 
+    def refresh(self) -> None:
+        """Read weights again that have changed in their place."""
+        ...
+
     def experts(self, row: int, count: int) -> tuple[str, ...]:
         """Return the experts of the first *count* tokens of a row, see
         `quintain.types.transcript.Sampled`; nothing where they are not recorded.
@@ -127,6 +131,7 @@ class LayerForward:
         shape = (len(decoder.layers), decoder.key_heads, decoder.head_dim)
         self.store = KVStore(*shape, dtype=decoder.dtype, device=self.device, context=context)
         self._tables = (torch.empty(0), torch.empty(0))
+        self._weights: list[_StepWeights] = []  # of steps that are kept
         kernels = kernels_of(self.device)
         self._static = kernels and kernels.steps(
             decoder, self.store, self._steps_over, graphs=graphs
@@ -176,7 +181,14 @@ class LayerForward:
 
     def _steps_over(self, lengths: Sequence[int], attention: CacheAttention) -> LayerSteps:
         tables = self.rotary_tables(self.store.capacity)
-        return LayerSteps(self.decoder, self.store, tables, lengths, attention)
+        weights = self._weights or [_StepWeights(self.decoder, x) for x in self.decoder.layers]
+        if self._static:
+            self._weights = weights
+        return LayerSteps(self.decoder, self.store, tables, lengths, attention, weights)
+
+    def refresh(self) -> None:
+        for weights in self._weights:
+            weights.refresh(self.decoder)
 
     def hidden(self, ids: Tensor, prefix: PrefixCache | None = None) -> Tensor:
         return self.decoder.final_norm(self._layers(ids, prefix)[0])
@@ -300,6 +312,7 @@ class LayerSteps:
         tables: tuple[Tensor, Tensor],
         lengths: Sequence[int],
         attention: CacheAttention,
+        weights: Sequence[_StepWeights],
     ) -> None:
         self._decoder = decoder
         self._store = store
@@ -314,7 +327,7 @@ class LayerSteps:
         # that in each step.
         self._cos = cos
         self._sin = torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
-        self._weights = [_StepWeights(decoder, layer) for layer in decoder.layers]
+        self._weights = weights
         self._head = decoder.head.without_gradient()
 
     def step(self, ids: Tensor) -> Tensor:
@@ -369,6 +382,12 @@ class _StepWeights:
         self.output = layer.output.onto()
         self.down = layer.down.onto()
         self.head_weight, self.epsilon = decoder.head_norm(layer)
+
+    def refresh(self, decoder: Decoder) -> None:
+        """Copy what is no view of the weights of *decoder*, in its place."""
+        weight, _ = decoder.head_norm(self.layer)
+        if weight is not None and self.head_weight is not None:
+            self.head_weight.copy_(weight)
 
 
 def visible(positions_NT: Tensor, reach: int) -> Tensor:
@@ -440,6 +459,9 @@ class ModuleForward:
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._logit_map(self.module.get_output_embeddings()(hidden))
+
+    def refresh(self) -> None:
+        """Do nothing: the module reads its own weights."""
 
     def experts(self, row: int, count: int) -> tuple[str, ...]:
         if not isinstance(self.store, RoutedStore):
@@ -562,6 +584,9 @@ class BatchForward:
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden
+
+    def refresh(self) -> None:
+        """Do nothing: the module reads its own weights."""
 
     def experts(self, row: int, count: int) -> tuple[str, ...]:
         if not self._chosen:

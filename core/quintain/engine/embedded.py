@@ -26,7 +26,7 @@ from ..interfaces.tokenizer import ChatTokenizer
 from ..models.adapters import base_of
 from ..models.load import as_device, cache_bytes, context_of, load_model
 from ..models.snapshot import Snapshot
-from ..models.transfers import on_gpu
+from ..models.transfers import on_gpu, room_beside_peak, to_device
 from ..rollouts.chat.stop_strings import StopStrings
 from ..rollouts.spans import Span
 from ..types.sampling import Sampling
@@ -165,6 +165,8 @@ class EmbeddedEngine(TokenEngine):
         self._round_over = asyncio.Event()
         self._round_over.set()
         self._overslept = False
+        self._gave_back = self._seen_update = False
+        self._apart = False  # the learner's memory is that of another device or process
 
     @classmethod
     def sharing(
@@ -216,6 +218,7 @@ class EmbeddedEngine(TokenEngine):
                 "staleness that samples during updates"
             )
         engine._open(base_of(module) if snapshot is None else snapshot.module, tokenizer, snapshot)
+        engine._apart = device is not None
         return engine
 
     @staticmethod
@@ -297,7 +300,9 @@ class EmbeddedEngine(TokenEngine):
             with torch.inference_mode():
                 if self.snapshot is not None:
                     self.snapshot.refresh(weights)
+                self._forward.refresh()
                 self.version = weights.version
+                self._seen_update |= self._gave_back and not self._apart
                 self._slots.forget(stale=not self.recompute_kv)
                 self._slots.check_fresh(self.version)
                 if self.recompute_kv:
@@ -387,13 +392,17 @@ class EmbeddedEngine(TokenEngine):
     def _rest(self) -> None:
         """Drop the rows' content when no episode is left: a resumed run starts with an empty cache, too.
 
-        On a GPU their memory is given back, for the learner; on a CPU making it anew costs more.
+        Their memory stays, with the graphs of steps over it: making it anew costs more. On a GPU the
+        learner may need it. So it is given back until an update has shown that both have room.
         """
         if self._reproducible and not (self._live or self._queue or self._slots.live):
             self._slots.forget()
-            store = self._forward.store
-            if store is not None and on_gpu(self._forward.device):
+            store, device = self._forward.store, self._forward.device
+            if store is None or not (store.rows and on_gpu(device)):
+                return
+            if not (self._seen_update and room_beside_peak(device, store.nbytes)):
                 store.release()
+                self._gave_back = True
 
     async def _drive(self) -> None:
         """Run until no request waits; a failure ends the waiting requests, not the engine."""
@@ -533,10 +542,11 @@ class EmbeddedEngine(TokenEngine):
     def _first_tokens(self, rows: Sequence[int], logits: Tensor) -> None:
         # The prompt gave the logits already, so the first token takes no step.
         requests = [self._rows_request(row) for row in rows]
-        uniforms = torch.tensor([r.random.random() for r in requests], dtype=torch.float64)
+        drawn = [r.random.random() for r in requests]
+        uniforms = to_device(drawn, logits.device, torch.float64)
         words = self.tokenizer.vocab_size
         sampler = self.sampler([r.sampling for r in requests], logits.device, words)
-        ids, logps = sampler.pick(logits, uniforms.to(logits.device))
+        ids, logps = sampler.pick(logits, uniforms)
         for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):
             self._rows_request(row).append([token], [logp], self.version)
             self._settle(row)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..models.transfers import to_device
 from ..types.sampling import Sampling
 from .decoding import DecodingForward
 from .slots import Request
@@ -44,7 +45,7 @@ def decode_burst(
     rows = [r or live[0] for r in requests]  # an idle row samples like any other, for nobody
     sampler = kind([r.sampling for r in rows], forward.device, words)
     steps = forward.steps([len(r.cached) for r in rows], count)
-    ids = torch.tensor([r.tokens[-1] for r in rows], device=forward.device)
+    ids = to_device([r.tokens[-1] for r in rows], forward.device)
     tokens: list[list[int]] = []
     logps: list[Tensor] = []
     deadline = time.perf_counter() + BURST_SECONDS
@@ -52,8 +53,9 @@ def decode_burst(
         # One number per token of its own generator: what a request draws does not depend on which
         # others are decoded beside it.
         drawn = [r.random.random() if r else 0.0 for r in requests]
-        uniforms = torch.tensor(drawn, dtype=torch.float64)
-        ids, step_logps = sampler.pick(steps.step(ids), uniforms.to(forward.device))
+        # before the step is begun, so that nothing of the draw waits for its end
+        uniforms = to_device(drawn, forward.device, torch.float64)
+        ids, step_logps = sampler.pick(steps.step(ids), uniforms)
         newest = ids.tolist()  # the one point per step at which the host waits for the device
         tokens.append(newest)
         logps.append(step_logps)

@@ -1,4 +1,6 @@
-"""Whether a device is a GPU, and numbers of the host on it, without waiting for it."""
+"""Whether a device is a GPU, what of its memory is left, and numbers of the host on it, without
+waiting for it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+SPARE = 0.1
+"""Share of free memory that pieces of it may leave unusable."""
 
 
 def on_gpu(device: torch.device) -> bool:
@@ -24,3 +29,13 @@ def to_device(
     """
     there = values if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
     return there.to(device, non_blocking=True)
+
+
+def room_beside_peak(device: torch.device, size: int) -> bool:
+    """Return whether *size* bytes, which this process holds on the GPU *device*, leave room for the
+    most that it held there at one time, as if these had been no part of that.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    held, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    needed = torch.cuda.max_memory_allocated(device) - held + size
+    return needed <= (1 - SPARE) * (free + reserved - held)

@@ -21,10 +21,13 @@ from .shape import AttentionShape
 class FlashAttention:
     """Attention of the newest token of each row over its row of *store*: what the steps of the
     embedded engine ask of a `CacheAttention`.
+
+    Args:
+        reach: tokens of the longest row at most.
     """
 
-    def __init__(self, shape: AttentionShape, store: Any, rows: int) -> None:
-        self._store, self._scaling = store, shape.head_dim**-0.5
+    def __init__(self, shape: AttentionShape, store: Any, rows: int, reach: int) -> None:
+        self._store, self._scaling, self._reach = store, shape.head_dim**-0.5, reach
         self._ends = torch.arange(rows + 1, dtype=torch.int32, device=shape.device)
         self._begins, self._used = torch.zeros_like(self._ends), torch.zeros_like(self._ends[1:])
 
@@ -39,7 +42,7 @@ class FlashAttention:
 
     def mix(self, layer: int, query: Tensor) -> Tensor:
         keys, values = self._store.data[layer]
-        ends = (self._ends, self._begins, self._used)
+        ends = (self._ends, self._begins, self._used, self._reach)
         return attend_cache(query, keys, values, *ends, self._scaling).flatten(1)
 
 
@@ -49,21 +52,29 @@ class ReplayedSteps:
     Args:
         rows: most rows of a step. With fewer, the first one is computed again in place of those
             that are missing.
+        reach: see `FlashAttention`.
         make: see `FlashKernels.steps`.
-        graph_pool: see `GraphReplay`.
+        graph_pool, room: see `GraphReplay`.
     """
 
     def __init__(
-        self, shape: AttentionShape, store: Any, rows: int, make: Any, graph_pool: Any
+        self,
+        shape: AttentionShape,
+        store: Any,
+        rows: int,
+        reach: int,
+        make: Any,
+        graph_pool: Any,
+        room: Callable[[Tensor], Tensor],
     ) -> None:
-        self._attention = FlashAttention(shape, store, rows)
+        self._attention = FlashAttention(shape, store, rows, reach)
         steps = make([0] * rows, self._attention)
         ids = torch.zeros(rows, dtype=torch.long, device=shape.device)
         self._steps, self._ids = steps, ids
         self._sources = torch.zeros_like(self._ids)
         self._begins = self._steps.begins.clone()
         # no reference to this object: a graph that is dropped frees its memory at once
-        self._replay = GraphReplay(lambda: steps.step(ids), graph_pool)
+        self._replay = GraphReplay(lambda: steps.step(ids), graph_pool, room)
 
     def begin(self, lengths: Sequence[int]) -> None:
         """Decode rows ``0 .. n-1``, which hold *lengths* tokens."""
@@ -79,8 +90,28 @@ class ReplayedSteps:
         return self._replay()[: len(ids)]
 
 
+class Results:
+    """One tensor for the results of all graphs of up to *rows* rows: each is read before another
+    graph begins.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows, self._memory = rows, torch.empty(0)
+
+    def room(self, like: Tensor) -> Tensor:
+        """Return the memory for a result as *like*, [n, V]."""
+        if not len(self._memory):
+            self._memory = like.new_empty(self._rows, *like.shape[1:])
+        return self._memory[: len(like)]
+
+
 class StaticSteps:
-    """Steps by number of rows; made anew where the cache moves."""
+    """Steps by number of rows and reach; made anew where the cache moves.
+
+    How the kernel divides a row among processors depends on the reach. It follows from the longest
+    row alone, so log-probs repeat to the last bit whatever memory the cache has, and wherever a
+    burst of steps began.
+    """
 
     def __init__(
         self,
@@ -93,22 +124,51 @@ class StaticSteps:
         self._shape, self._store, self._make = shape, store, make
         # one pool for all graphs: each ends before another begins
         self._graph_pool = torch.cuda.graph_pool_handle() if graphs else None
-        self._by_rows: dict[int, ReplayedSteps] = {}
+        self._made: dict[tuple[int, int], ReplayedSteps] = {}
+        self._results = Results(0)
+        self._lengths: list[int] = []
+        self._reach = 0
         store.moved = self.clear
 
-    def begin(self, lengths: Sequence[int]) -> ReplayedSteps:
+    def begin(self, lengths: Sequence[int]) -> StaticSteps:
         """Begin steps on rows ``0 .. n-1``, which hold *lengths* tokens."""
-        rows = rows_of_graph(len(lengths))
-        if rows not in self._by_rows:
-            self._by_rows[rows] = ReplayedSteps(
-                self._shape, self._store, rows, self._make, self._graph_pool
+        self._lengths, self._reach = list(lengths), 0
+        return self
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Step all rows by *ids* [n]; returns the logits [n, V], overwritten by the next step."""
+        reach = reach_of_graph(max(self._lengths) + 1)
+        steps = self._steps(rows_of_graph(len(self._lengths)), reach)
+        if reach != self._reach:
+            steps.begin(self._lengths)
+            self._reach = reach
+        self._lengths = [length + 1 for length in self._lengths]
+        return steps.step(ids)
+
+    def _steps(self, rows: int, reach: int) -> ReplayedSteps:
+        if not self._made:
+            self._results = Results(rows_of_graph(self._store.rows))
+        if (rows, reach) not in self._made:
+            self._made[rows, reach] = ReplayedSteps(
+                self._shape,
+                self._store,
+                rows,
+                reach,
+                self._make,
+                self._graph_pool,
+                self._results.room,
             )
-        self._by_rows[rows].begin(lengths)
-        return self._by_rows[rows]
+        return self._made[rows, reach]
 
     def clear(self) -> None:
         """Drop all steps and their graphs."""
-        self._by_rows.clear()
+        self._made.clear()
+        self._results = Results(0)
+
+
+def reach_of_graph(tokens: int) -> int:
+    """Return the reach of a graph whose longest row has *tokens*: a power of two from 256."""
+    return max(256, 1 << (tokens - 1).bit_length())
 
 
 def rows_of_graph(rows: int) -> int:

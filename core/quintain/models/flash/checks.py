@@ -82,7 +82,8 @@ def flash_reads_caches(shape: AttentionShape) -> bool:
     try:
         keys, values = cache.to(device)
         scaling = head_dim**-0.5
-        found = attend_cache(query.to(device), keys, values, ends, starts, used, scaling).cpu()
+        places = (ends, starts, used, max(lengths))
+        found = attend_cache(query.to(device), keys, values, *places, scaling).cpu()
     except (RuntimeError, AttributeError, TypeError, ValueError) as error:
         log.warning("flash decoding is not used: %s: %s", type(error).__name__, error)
         return False

@@ -24,10 +24,13 @@ class GraphReplay:
         function: starts the same kernels in each call, and never waits for the device.
         pool: memory of graphs. The function is recorded in the third call, and the record replayed
             from then on. ``None`` calls *function* each time.
+        room: returns the memory of the result of a record, given one like it.
     """
 
-    def __init__(self, function: Callable[[], Tensor], pool: Any) -> None:
-        self._function, self._pool, self._calls = function, pool, 0
+    def __init__(
+        self, function: Callable[[], Tensor], pool: Any, room: Callable[[Tensor], Tensor]
+    ) -> None:
+        self._function, self._pool, self._room, self._calls = function, pool, room, 0
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result = torch.empty(0)
 
@@ -37,7 +40,9 @@ class GraphReplay:
             return self._result
         if self._pool is None or self._calls < WARM_UPS:
             self._calls += 1
-            return self._function()
+            self._result = self._function()
+            return self._result
+        result = self._room(self._result)  # outside the pool, where it would be that of this graph
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
         # The learner may compute in another thread, whose allocations only this mode permits.
@@ -45,13 +50,13 @@ class GraphReplay:
         try:
             # records, and computes nothing
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=mode):
-                self._result = self._function()
+                result.copy_(self._function())
         except RuntimeError as error:
             # A record that cannot end leaves its own stream current, which waits for no other.
             torch.cuda.set_stream(stream)
             _log.warning("steps are not replayed as a CUDA graph: %s", error)
             self._pool = None
             return self._function()
-        self._graph = graph
+        self._graph, self._result = graph, result
         graph.replay()
         return self._result

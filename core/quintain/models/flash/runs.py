@@ -218,6 +218,7 @@ def attend_cache(
     ends: Tensor,
     begins: Tensor,
     used: Tensor,
+    reach: int,
     scaling: float,
 ) -> Tensor:
     """Compute the attention of one token per row, [n, H, E], over a cache [rows, K, S, E] ->
@@ -230,6 +231,7 @@ def attend_cache(
         ends: 0 to n, int32 [n + 1].
         begins: index of the row of each query times K * S, and any last number, int32 [n + 1].
         used: tokens of each row, int32 [n].
+        reach: no row has more.
     """
     _, heads, capacity, size = keys.shape
     shape = (keys.shape[0] * heads * capacity - (heads - 1) * capacity, heads, size)
@@ -237,7 +239,7 @@ def attend_cache(
     return cast(
         Tensor,
         torch.ops.aten._flash_attention_forward(
-            query, *flat, ends, begins, 1, capacity, 0.0, False, False, scale=scaling,
+            query, *flat, ends, begins, 1, reach, 0.0, False, False, scale=scaling,
             seqused_k=used,
         )[0],
     )  # fmt: skip

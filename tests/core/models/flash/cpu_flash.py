@@ -106,9 +106,25 @@ def attend_cache(
     ends: Tensor,
     begins: Tensor,
     used: Tensor,
+    reach: int,
     scaling: float,
 ) -> Tensor:
-    """As `runs.attend_cache`, by plain products."""
+    """As `runs.attend_cache`, by plain products, as one operation."""
+    mixed: Tensor = _attend_cache(query, keys, values, ends, begins, used, reach, scaling)
+    return mixed
+
+
+@torch.library.custom_op("quintain_tests::attend_cache", mutates_args=())
+def _attend_cache(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    ends: Tensor,
+    begins: Tensor,
+    used: Tensor,
+    reach: int,
+    scaling: float,
+) -> Tensor:
     _, heads, capacity, _ = keys.shape
     assert ends.numpy().tolist() == list(range(len(query) + 1))
     assert ends.dtype == begins.dtype == used.dtype == torch.int32
@@ -116,7 +132,7 @@ def attend_cache(
     for i, (begin, length) in enumerate(zip(begins[:-1].numpy(), used.numpy(), strict=True)):
         row, rest = divmod(int(begin), heads * capacity)
         assert rest == 0
-        assert 0 < length <= capacity
+        assert 0 < length <= min(capacity, reach)
         group = query.shape[1] // heads
         key, value = (x[row, :, :length].repeat_interleave(group, 0) for x in (keys, values))
         scores = (key @ query[i].unsqueeze(-1)).squeeze(-1) * scaling

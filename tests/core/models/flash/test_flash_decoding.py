@@ -8,6 +8,7 @@ import gc
 import inspect
 import weakref
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -16,21 +17,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.engine import decoding, embedded
+from quintain.engine import decoding, embedded, sampler
 from quintain.engine.cache import KVStore
 from quintain.engine.decoding import LayerForward
 from quintain.engine.embedded import EmbeddedEngine
 from quintain.models import kernels
-from quintain.models.flash import checks
+from quintain.models.flash import caches, checks
 from quintain.models.flash import runs as flash
-from quintain.models.flash.caches import ReplayedSteps, StaticSteps, rows_of_graph
+from quintain.models.flash.caches import ReplayedSteps, Results, StaticSteps, rows_of_graph
 from quintain.models.flash.replay import WARM_UPS, GraphReplay
 from quintain.models.flash.shape import AttentionShape
+from quintain.models.module_weights import ModuleWeights
+from quintain.models.transfers import room_beside_peak
 from quintain.types.sampling import Sampling
 
 from ...engine.test_embedded_engine import engine_of, prompts, run, sample_all
 from ..tiny import tiny_model
 from . import cpu_flash
+from .recorder import Recorder
 
 
 @pytest.fixture
@@ -64,7 +68,7 @@ def test_tokens_and_log_probs_are_those_of_a_cpu(kind: str, as_on_gpu: None) -> 
     found = run(sample_all(ours, calls))
     plain = engine_of_a_cpu(model, slots=6)
     steps: list[type] = [type(e._forward.steps([1], 1)) for e in (ours, plain)]
-    assert steps == [ReplayedSteps, decoding.LayerSteps]
+    assert steps == [StaticSteps, decoding.LayerSteps]
     want = run(sample_all(plain, calls))
     assert [o.ids for o in found] == [o.ids for o in want]
     assert [o.finish for o in found] == [o.finish for o in want]
@@ -80,23 +84,57 @@ def test_memory_of_the_cache_is_given_back_when_no_episode_is_left(as_on_gpu: No
         with ours.register():
             await ours.sample([1, 2, 3], Sampling(seed=1, max_tokens=4))
             assert forward.store.rows == 5, "all slots at once: a move would drop the graphs"
-            assert forward._static._by_rows
+            assert forward._static._made
 
     for _ in range(2):
         run(episode())
         assert forward.store.rows == forward.store.capacity == 0
-        assert not forward._static._by_rows
+        assert not forward._static._made
 
 
 def test_replayed_steps_are_made_again_where_the_cache_moves(as_on_gpu: None) -> None:
     forward = LayerForward(decoding.Decoder.of(tiny_model("qwen3")), 512)  # type: ignore[arg-type]
     forward.store.least_rows = 1
-    steps = forward.steps([3, 4], 5)
-    assert forward.steps([9, 2], 5) is steps
-    assert forward.steps([9, 2, 1], 5) is not steps
+
+    def made(lengths: Sequence[int], count: int) -> dict[tuple[int, int], ReplayedSteps]:
+        forward.steps(lengths, count).step(torch.tensor([1] * len(lengths)))
+        static: Any = forward._static
+        return dict(static._made)
+
+    first = made([3, 4], 5)
+    assert made([9, 2], 5) == first, "of this many rows"
+    more = made([9, 2, 1], 5)
+    assert set(more) == {(4, 256)}
     capacity = forward.store.capacity
-    assert forward.steps([capacity, 2], 1) is not steps
+    moved = made([capacity, 2], 1)
+    assert set(moved) == {(2, 512)}
     assert forward.store.capacity == capacity * 3 // 2 + (-(capacity * 3 // 2) % 256)
+
+
+@pytest.mark.parametrize("bursts", [[8], [2, 6], [3, 3, 2], [1] * 8])
+def test_the_reach_of_a_step_follows_from_its_longest_row(
+    as_on_gpu: None, monkeypatch: pytest.MonkeyPatch, bursts: list[int]
+) -> None:
+    """Neither from where a burst begins, which the clock decides, nor from the room of the cache:
+    the kernel adds up in another order for another reach.
+    """
+    reaches: list[int] = []
+    attend = caches.attend_cache
+
+    def seen(*args: Any) -> Tensor:
+        reaches.append(args[6])
+        return attend(*args)
+
+    monkeypatch.setattr(caches, "attend_cache", seen)
+    decoder: Any = decoding.Decoder.of(tiny_model("qwen3", layers=1))
+    forward = LayerForward(decoder, 1024)
+    lengths = [252, 3]
+    for count in bursts:
+        steps = forward.steps(lengths, count)
+        for _ in range(count):
+            steps.step(torch.tensor([1, 2]))
+        lengths = [length + count for length in lengths]
+    assert reaches == [256] * 4 + [512] * 4
 
 
 @pytest.mark.parametrize(
@@ -106,54 +144,6 @@ def test_a_graph_has_a_power_of_two_or_a_multiple_of_sixteen_rows(rows: int, fou
     assert rows_of_graph(rows) == found
 
 
-class Device:
-    """A stand-in for CUDA: one number that a function counts up, and the stream of the thread.
-
-    Where *broken*, a record cannot end, and its stream stays current.
-    """
-
-    def __init__(self, broken: bool = False) -> None:
-        self.number = torch.zeros(1)
-        self.stream, self.records, self.modes = "default", 0, list[str]()
-        self._broken = broken
-
-    def count(self) -> Tensor:
-        """Count up on the default stream, and record on another."""
-        if self.stream == "default":
-            self.number.add_(1)
-        return self.number
-
-    def set_stream(self, stream: str) -> None:
-        self.stream = stream
-
-    def graph(self, graph: Graph, *, pool: str, capture_error_mode: str) -> Device:
-        self.records += 1
-        self.modes.append(capture_error_mode)
-        return self
-
-    def __enter__(self) -> None:
-        self.stream = "of the record"
-
-    def __exit__(self, *error: object) -> None:
-        if self._broken:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        self.stream = "default"
-
-    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: Graph(self))
-        monkeypatch.setattr(torch.cuda, "graph", self.graph)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.stream)
-        monkeypatch.setattr(torch.cuda, "set_stream", self.set_stream)
-
-
-class Graph:
-    def __init__(self, device: Device) -> None:
-        self._device = device
-
-    def replay(self) -> None:
-        self._device.count()
-
-
 @pytest.mark.parametrize(("pool", "records"), [(None, 0), ("pool", 1)])
 def test_a_graph_is_recorded_once_and_replayed(
     monkeypatch: pytest.MonkeyPatch, pool: str | None, records: int
@@ -161,28 +151,157 @@ def test_a_graph_is_recorded_once_and_replayed(
     """Recording computes nothing; a replay does what the function does. Only the calls of this
     thread are refused while it records.
     """
-    device = Device()
-    device.use(monkeypatch)
-    replay = GraphReplay(device.count, pool)
+    recorder, number = Recorder(monkeypatch), torch.zeros(1)
+    replay = GraphReplay(lambda: number.add_(1), pool, torch.empty_like)
     assert [float(replay()) for _ in range(WARM_UPS + 3)] == [1, 2, 3, 4, 5]
-    assert device.modes == ["thread_local"] * records
+    assert recorder.modes == ["thread_local"] * records
 
 
 def test_a_record_that_fails_leaves_the_stream_and_is_not_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    device = Device(broken=True)
-    device.use(monkeypatch)
-    replay = GraphReplay(device.count, "pool")
+    recorder, number = Recorder(monkeypatch, broken=True), torch.zeros(1)
+    replay = GraphReplay(lambda: number.add_(1), "pool", torch.empty_like)
     assert [float(replay()) for _ in range(WARM_UPS + 2)] == [1, 2, 3, 4]
-    assert device.stream == "default"
-    assert device.records == 1
+    assert recorder.stream == "default"
+    assert len(recorder.modes) == 1
+
+
+def test_what_waits_for_the_device_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, number = Recorder(monkeypatch), torch.zeros(1)
+
+    def count() -> Tensor:
+        return number.add_(1 if float(number) < 9 else 0)
+
+    replay = GraphReplay(count, "pool", torch.empty_like)
+    assert [float(replay()) for _ in range(WARM_UPS + 2)] == [1, 2, 3, 4]
+    assert recorder.stream == "default"
+    assert len(recorder.modes) == 1
+
+
+def test_graphs_share_the_memory_of_their_results() -> None:
+    results = Results(8)
+    first, second = results.room(torch.zeros(8, 3)), results.room(torch.zeros(2, 3))
+    assert first.shape == (8, 3)
+    assert second.shape == (2, 3)
+    assert first.data_ptr() == second.data_ptr()
+
+
+class Memory:
+    """A stand-in for what torch says of the memory of a GPU, in bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, free: int) -> None:
+        self.free, self.held, self.most = free, 10, 10
+        answers = {
+            "mem_get_info": lambda: (self.free, 10_000),
+            "memory_allocated": lambda: self.held,
+            "memory_reserved": lambda: self.held,
+            "max_memory_allocated": lambda: self.most,
+        }
+        for name, answer in answers.items():
+            monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer())
+
+
+@pytest.fixture
+def recorder(as_on_gpu: None, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """Let all take the way of a GPU, graphs too."""
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    return Recorder(monkeypatch)
+
+
+def moved(model: Any) -> None:
+    """Change all weights in their place, as an optimizer does."""
+    with torch.no_grad():
+        for i, parameter in enumerate(model.parameters()):
+            parameter.mul_(1 + 0.02 * (i % 7))
+
+
+def trained(engine: EmbeddedEngine, model: Any, steps: int) -> list[list[Any]]:
+    """Sample, then change the weights: the steps of a run."""
+    found = []
+    for version in range(1, steps + 1):
+
+        async def step() -> list[Any]:
+            with engine.register():
+                return await sample_all(engine, calls_of(6))
+
+        found.append(run(step()))
+        moved(model)
+        run(engine.update(ModuleWeights(model, version)))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("free", "in_steps"), [(10**9, [4, 4, 0, 0]), (100, [4, 4, 4, 4])], ids=["room", "no-room"]
+)
+def test_graphs_stay_over_updates_where_learner_and_cache_have_room(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, free: int, in_steps: list[int]
+) -> None:
+    """Replies are those of plain steps, of the weights of their step. The first step gives the
+    memory back: no update has shown yet what the learner needs.
+    """
+    Memory(monkeypatch, free=free)
+    model, same = (tiny_model("qwen3", dtype=torch.float64) for _ in range(2))
+    ours, plain = engine_of(model, slots=6), engine_of_a_cpu(same, slots=6)
+    counts = [len(recorder.modes)]  # the check of the forward is one
+    for _ in in_steps:
+        (found,), (want,) = trained(ours, model, 1), trained(plain, same, 1)
+        counts.append(len(recorder.modes))
+        assert [o.ids for o in found] == [o.ids for o in want]
+        for one, other in zip(found, want, strict=True):
+            assert list(one.logps) == pytest.approx(list(other.logps), abs=1e-12)
+    assert [b - a for a, b in pairwise(counts)] == in_steps
+
+
+def test_the_numbers_of_a_draw_are_sent_before_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sent after it they would wait for its end, and so would the host with the draw itself."""
+    order: list[str] = []
+    send, step = sampler.to_device, decoding.LayerSteps.step
+
+    def sent(values: Any, device: torch.device, dtype: Any = torch.long) -> Tensor:
+        order.append(str(dtype))
+        return send(values, device, dtype)
+
+    def stepped(self: Any, ids: Tensor) -> Tensor:
+        order.append("step")
+        return step(self, ids)
+
+    engine = engine_of(tiny_model("qwen3"), slots=2)
+    monkeypatch.setattr(sampler, "to_device", sent)
+    monkeypatch.setattr(decoding.LayerSteps, "step", stepped)
+    run(engine.sample([1, 2, 3], Sampling(seed=1, max_tokens=4)))
+    assert order == ["torch.int64", *["torch.float64", "step"] * 3]
+
+
+def test_an_engine_apart_from_the_learner_does_not_know_what_that_needs(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Memory(monkeypatch, free=10**9)
+    model = tiny_model("qwen3", dtype=torch.float64)
+    engine = engine_of(model, slots=6, device="cpu")
+    for _ in range(3):
+        trained(engine, model, 1)
+        store: Any = engine._forward.store
+        assert store.rows == 0
+
+
+def test_kept_memory_leaves_room_for_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 bytes this process held 700 at most, 400 of which it still holds: 300 and those that
+    it keeps come on top, and a tenth of what is free may be in pieces.
+    """
+    memory = Memory(monkeypatch, free=600)
+    memory.held, memory.most = 400, 700
+    device = torch.device("cpu")
+    assert room_beside_peak(device, 240)
+    assert not room_beside_peak(device, 241)
 
 
 def test_steps_that_are_dropped_are_freed_at_once() -> None:
     """A graph holds memory of the device, and the next garbage collection may be far away."""
     shape = AttentionShape(torch.device("cpu"), torch.float32, 1, 1, 8)
-    store = SimpleNamespace(data=torch.zeros(1, 2, 4, 1, 8, 8))
+    store = SimpleNamespace(data=torch.zeros(1, 2, 4, 1, 8, 8), rows=4)
 
     def make(lengths: Sequence[int], attention: object) -> SimpleNamespace:
         places = torch.zeros(len(lengths))
@@ -191,7 +310,8 @@ def test_steps_that_are_dropped_are_freed_at_once() -> None:
     steps = StaticSteps(shape, store, make, graphs=False)
     gc.disable()
     try:
-        dropped = weakref.ref(steps.begin([1]))
+        steps.begin([1]).step(torch.zeros(1, dtype=torch.long))
+        (dropped,) = map(weakref.ref, steps._made.values())
         steps.clear()
         assert dropped() is None
     finally:
@@ -213,7 +333,7 @@ def test_the_cache_is_shown_to_the_kernel_as_rows_of_tokens(capacity: int) -> No
         patch.setattr(torch.ops.aten, "_flash_attention_forward", kernel)
         begins = torch.tensor([2 * 2 * capacity, 0, 0], dtype=torch.int32)
         used = torch.tensor([capacity, 5], dtype=torch.int32)
-        flash.attend_cache(torch.zeros(2, 4, 8), keys, keys, torch.arange(3), begins, used, 1.0)
+        flash.attend_cache(torch.zeros(2, 4, 8), keys, keys, torch.arange(3), begins, used, 7, 1.0)
     assert torch.equal(seen[0], keys[2].transpose(0, 1))
     assert torch.equal(seen[1], keys[0, :, :5].transpose(0, 1))
 
@@ -223,7 +343,7 @@ def test_torch_takes_the_arguments_of_decoding() -> None:
         query = torch.empty(3, 4, 64, dtype=torch.bfloat16)
         keys = torch.empty(5, 2, 256, 64, dtype=torch.bfloat16)
         ends, used = (torch.empty(n, dtype=torch.int32) for n in (4, 3))
-    assert flash.attend_cache(query, keys, keys, ends, ends, used, 0.1).shape == query.shape
+    assert flash.attend_cache(query, keys, keys, ends, ends, used, 256, 0.1).shape == query.shape
 
 
 def test_a_kernel_that_misreads_caches_is_not_used(
