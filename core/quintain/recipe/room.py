@@ -16,6 +16,12 @@ from ..store.storage import free_bytes, size_text
 from .memory import cache_room, memory_of, memory_table
 from .plan import RunPlan
 
+MOST_OF_ENGINE = 0.9
+"""Share of a GPU that an engine with memory of its own takes at most."""
+SPARE = 0.05
+"""Share of free memory that neither learner nor engine is given: contexts of CUDA, and pieces."""
+LEAST_CACHE = 0.8
+"""Largest share of an engine's memory for its weights, so that keys and values have room."""
 Phase = Literal["loading", "updating"]
 """What a run does when its memory ends; the engine itself says it of sampling."""
 
@@ -32,6 +38,7 @@ def check_plan(plan: RunPlan, module: Any, device: torch.device) -> list[str]:
     place, free, total = room_of(device)
     memory = memory_of(plan, module, free=free if device.type == "cuda" else None)
     lines = memory_table(plan, memory, place, free)
+    lines += engine_share(plan, module, device)[1]
     fixes = ["train adapters (model.lora={})"] if memory.trained == memory.parameters else []
     fixes.append("take a smaller model")
     if (least := max(memory.fixed, memory.loading)) > total:
@@ -45,6 +52,43 @@ def check_plan(plan: RunPlan, module: Any, device: torch.device) -> list[str]:
     if memory.host > (on_host := room_of(torch.device("cpu"))[1]):
         lines.append(f"warning: {on_host / 1e9:,.1f} GB of host memory are free")
     return [*lines, check_disk(plan, module)]
+
+
+def engine_share(
+    plan: RunPlan, module: Any, device: torch.device
+) -> tuple[float | None, list[str]]:
+    """Return the share of the GPU *device* that the learner of *module* leaves to an engine with
+    memory of its own on it, and the lines of it in the table; ``None`` where there is none, or where
+    the recipe says how much that takes.
+
+    The class of such an engine has ``shares_gpu(args)``: whether it takes a share ``always``, ``in
+    turns`` with the learner, of which nothing computes then, or none (empty). It gets the argument
+    ``gpu_share``.
+    """
+    ask = getattr(plan.engine.kind, "shares_gpu", None)
+    taken = ask(plan.engine.args) if ask and device.type == "cuda" and not plan.cluster else ""
+    if not taken:
+        return None, []
+    _, free, total = room_of(device)
+    free += torch.cuda.memory_reserved(device)  # of this process, which the plan counts
+    memory = memory_of(plan, module, free=free)
+    in_turns = taken == "in turns" and not plan.schedule.overlaps
+    left = (1 - SPARE) * free - memory.fixed - (0 if in_turns else memory.activations)
+    share = math.floor(100 * min(MOST_OF_ENGINE, max(0.0, left / total))) / 100
+    turns = " while it rests" if in_turns else ""
+    size = share * total / 1e9
+    lines = [
+        f"  {'engine':<12}{size:>8,.2f} GB  {share:g} of the GPU: what the learner leaves{turns}"
+    ]
+    dtype = getattr(torch, plan.engine_dtype, torch.float32)
+    if (weights := dtype.itemsize * memory.parameters) > LEAST_CACHE * share * total:
+        fixes = "lower learner.token_budget, train adapters or take a smaller model"
+        lines.append(
+            f"warning: the engine's own weights take {weights / 1e9:,.1f} GB of them: "
+            f"{'' if in_turns or plan.schedule.overlaps else 'set engine.args.sleep_mode=true, '}"
+            f"{fixes}"
+        )
+    return share, lines
 
 
 def slots_of(plan: RunPlan, module: Any) -> int:

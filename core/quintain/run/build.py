@@ -22,11 +22,11 @@ from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.learner import AnyLearner
 from ..interfaces.shared_module import shares_module
-from ..models.load import LoadedModel, cache_bytes
+from ..models.load import LoadedModel, as_device, cache_bytes
 from ..process.interrupts import run_coroutine, stop_on_signal
 from ..recipe.plan import RunPlan
 from ..recipe.resolve import names_cluster
-from ..recipe.room import memory_advice, slots_of
+from ..recipe.room import engine_share, memory_advice, slots_of
 from ..recipe.tables import Recipe
 from ..registry.binding import bind, signature_of
 from ..rollouts.runner import Play, RolloutContext
@@ -227,6 +227,9 @@ def engine_for(
             args["device"] = plan.model.device
         if plan.engine.beside_learner and "slots" not in args:
             args["slots"] = slots_of(plan, model.module)
+        share, _ = engine_share(plan, model.module, as_device(plan.model.device))
+        if share is not None:
+            args["gpu_share"] = share
         engine = bind(kind.sharing, args, who="[engine]")(model.module, model.tokenizer)
     engine.follow(
         in_flight_updates=plan.schedule.in_flight_updates, recompute_kv=plan.schedule.recompute_kv

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +15,14 @@ import transformers
 from quintain.cli import main
 from quintain.errors import RunError
 from quintain.learning.learner import Learner
-from quintain.models.load import cache_bytes
+from quintain.models.load import cache_bytes, load_model
 from quintain.models.paper import module_on_paper
 from quintain.recipe.extends import bundled_text
 from quintain.recipe.memory import activations, memory_of
 from quintain.recipe.plan import RunPlan
-from quintain.recipe.room import Phase, memory_advice, room_for_cache, slots_of
+from quintain.recipe.room import Phase, engine_share, memory_advice, room_for_cache, slots_of
 from quintain.recipe.tables import Recipe
+from quintain.run.build import engine_for
 from quintain.store.storage import size_text
 from quintain.types.transcript import TrainingSequence
 
@@ -146,6 +149,86 @@ def test_an_engine_with_memory_of_its_own_is_not_counted(
     said = capsys.readouterr().err
     assert "KV cache" not in said
     assert "copy" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        ((), "the learner leaves"),
+        (("engine.args.sleep_mode=true",), "the learner leaves while it rests"),
+        (("engine.args.sleep_mode=true", "schedule.use=areal"), "the learner leaves"),
+        (("engine.use=vllm-server",), "the learner leaves"),
+    ],
+    ids=["vllm", "sleeps", "never-sleeps", "server"],
+)
+def test_vllm_takes_what_the_learner_leaves_of_their_gpu(
+    shape: Path,
+    words: tuple[str, ...],
+    left: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu(monkeypatch, 24)
+    for module in ("local", "server"):
+        monkeypatch.setattr(f"quintain_engines.vllm.{module}.check_installed", lambda: None)
+    settings = [x for word in ("engine.use=vllm", *words) for x in ("--set", word)]
+    assert dry_run("--model", str(shape), *settings) == 0
+    said = capsys.readouterr().err
+    sizes = {n: float(x) for n, x in re.findall(r"^  ([a-z]+) +([\d.]+) GB", said, re.M)}
+    in_turns = "rests" in left
+    learner = sizes["together"] - in_turns * sizes["activations"]
+    share = int(100 * (0.95 * 24 - learner) / 24) / 100
+    assert f"  engine      {24 * share:>8.2f} GB  {share:g} of the GPU: what {left}\n" in said
+    assert "warning" not in said
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "engine.args.gpu_share=0.5",
+        "engine.args.options.gpu_memory_utilization=0.5",
+        "engine.args.options.kv_cache_memory_bytes=1000000000",
+    ],
+)
+def test_a_recipe_that_says_how_much_vllm_takes_is_followed(
+    shape: Path, own: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(monkeypatch, 24)
+    monkeypatch.setattr("quintain_engines.vllm.local.check_installed", lambda: None)
+    words = ("--set", "engine.use=vllm", "--set", own)
+    assert dry_run("--model", str(shape), *words) == 0
+    assert "what the learner leaves" not in capsys.readouterr().err
+
+
+def test_a_learner_that_leaves_no_room_for_vllm_is_a_warning(
+    shape: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(monkeypatch, 14)
+    monkeypatch.setattr("quintain_engines.vllm.local.check_installed", lambda: None)
+    assert dry_run("--model", str(shape), "--set", "engine.use=vllm") == 0
+    assert (
+        "warning: the engine's own weights take 1.2 GB of them: set engine.args.sleep_mode=true, "
+        "lower learner.token_budget" in capsys.readouterr().err
+    )
+
+
+def test_a_run_gives_vllm_the_share_of_its_plan(
+    folder_of_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What this process holds already is counted once."""
+    gpu(monkeypatch, 24, free=17)
+    for name in ("recipe.check", "run.build"):
+        monkeypatch.setattr(f"quintain.{name}.as_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr("quintain_engines.vllm.local.check_installed", lambda: None)
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: int(3e9))
+    plan, model = plan_of("engine.use=vllm"), load_model(str(folder_of_model), device="cpu")
+    engine: Any = engine_for(plan, model)
+    assert engine.settings.gpu_share == int(100 * 0.95 * 20 / 24) / 100
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    assert engine._engine_args({})["gpu_memory_utilization"] == 0.79
+    assert engine_share(plan, model.module, torch.device("cpu")) == (None, [])
 
 
 def test_the_engine_gets_half_of_what_a_run_leaves_of_a_gpu(

@@ -31,7 +31,7 @@ from quintain_engines.vllm.sleep import LearnerHook
 from quintain_learners.fsdp import Fsdp, FsdpLearner, RanksLost
 from quintain_learners.fsdp.rank import serve
 from quintain_learners.fsdp.setup import Setup
-from quintain_learners.fsdp.spares import Spare
+from quintain_learners.fsdp.spares import Folder, Spare
 from quintain_learners.fsdp.team import Team
 
 from ....core.learning.algorithms import INSTALLED
@@ -290,6 +290,29 @@ def test_ranks_that_are_lost_again_and_again_end_the_run(pair: Team) -> None:
     finally:
         del pair.start  # type: ignore[method-assign]
         pair.open()
+
+
+def test_without_copies_lost_ranks_end_the_run(pair: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take more than there is; no batches are kept, then, which ranks could repeat."""
+    monkeypatch.setattr(Folder, "here", lambda: Folder(Path("/scratch"), 1000, False))
+    try:
+        learner = sharded(pair)
+        with pytest.raises(RanksLost, match="no copy of their state"):
+            state_after(learner, 2, kills={1: 1})
+        assert not learner.team._since
+    finally:
+        pair.open()
+
+
+def test_a_copy_takes_what_the_settings_say(pair: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights, two moments and a reference model, here in float64, once in a group of ranks."""
+    sizes: list[int] = []
+    monkeypatch.setattr(
+        "quintain_learners.fsdp.learner.updates_between", lambda every, size: sizes.append(size)
+    )
+    learner = sharded(pair)
+    numbers = sum(p.numel() for p in learner.parameters)
+    assert sizes == [4 * 8 * numbers]
 
 
 @pytest.mark.more

@@ -77,6 +77,8 @@ def engine_args(
         # scheduling ahead of a step would give its tokens the version of the next weights
         "async_scheduling": False,
     }
+    if settings.gpu_share is not None:
+        args["gpu_memory_utilization"] = settings.gpu_share
     if settings.adapters:
         rank = max(adapter.r for adapter in module.peft_config.values())
         args |= {

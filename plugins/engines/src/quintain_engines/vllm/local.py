@@ -72,6 +72,13 @@ class VLLMEngine(SyncedEngine):
         LocalSettings(**settings)
 
     @classmethod
+    def shares_gpu(cls, settings: Mapping[str, Any]) -> str:
+        """Return when vLLM needs memory of the learner's GPU: ``always``, ``in turns``, or never
+        (empty).
+        """
+        return LocalSettings(**settings).shares_gpu
+
+    @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
         """Check that a supported vLLM is installed; see `quintain.Service.check_available`."""
         check_installed()

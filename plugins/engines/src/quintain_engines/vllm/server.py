@@ -153,6 +153,14 @@ class VLLMServer(SyncedEngine):
         return on_gpus
 
     @classmethod
+    def shares_gpu(cls, settings: Mapping[str, Any]) -> str:
+        """Return when vLLM needs memory of the learner's GPU: ``always``, ``in turns``, or never
+        (empty).
+        """
+        chosen = ServerSettings(**settings)
+        return "" if chosen.url else chosen.shares_gpu
+
+    @classmethod
     def check_available(cls, args: Mapping[str, Any]) -> None:
         """Check that a supported vLLM is installed, unless a server runs elsewhere; see
         `quintain.Service.check_available`.

@@ -18,6 +18,8 @@ OWN_OPTIONS = (
     "worker_extension_cls",
 )
 """Fields of ``vllm.EngineArgs`` on which log-probs, versions and weight updates depend."""
+MEMORY_OPTIONS = ("gpu_memory_utilization", "kv_cache_memory_bytes")
+"""Fields that say how much memory vLLM takes."""
 SEVERAL_WORKERS = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
@@ -37,6 +39,8 @@ class Settings:
         sleep_mode: free the engine's memory on the GPU while the learner updates; see
             `SyncedEngine.sleep`.
         sleep_level: 1 moves the weights to the host meanwhile, 2 drops them.
+        gpu_share: of the memory of its GPU that vLLM takes, weights included. A run whose learner has
+            the same GPU sets it to what that leaves. Fields of *options* come first.
         options: further fields of ``vllm.EngineArgs``, such as ``gpu_memory_utilization``,
             ``quantization``, ``speculative_config`` or ``enforce_eager``, behind a server also
             ``tensor_parallel_size``; not those of `OWN_OPTIONS`.
@@ -53,11 +57,16 @@ class Settings:
     adapters: bool = False
     sleep_mode: bool = False
     sleep_level: Literal[1, 2] = 1
+    gpu_share: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise UsageError(f"slots is {self.slots}; expected at least 1")
+        if self.gpu_share is not None and not 0 <= self.gpu_share <= 1:
+            raise UsageError(
+                f"gpu_share is {self.gpu_share:g}; expected a share of the memory, 0 to 1"
+            )
         if reserved := sorted({*OWN_OPTIONS} & {*self.options}):
             raise UsageError(
                 f"options.{reserved[0]} is set by the engine: log-probs or versions would be "
@@ -68,6 +77,15 @@ class Settings:
                 "sleep_level is 2, which drops the frozen weights, and adapters is true: set it to "
                 "1"
             )
+
+    @property
+    def shares_gpu(self) -> Literal["always", "in turns", ""]:
+        """When vLLM needs memory of a GPU that the learner has, too; nothing where it is said how
+        much.
+        """
+        if self.gpu_share is not None or {*MEMORY_OPTIONS} & {*self.options}:
+            return ""
+        return "in turns" if self.sleep_mode else "always"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,7 @@ from .setup import (
     shared,
 )
 from .sources import sources_named
+from .spares import updates_between
 from .team import Team
 from .wire import token_of
 
@@ -99,7 +100,7 @@ class FsdpLearner(Learner):
         group: int | None = None,
         silence: float = 20.0,
         restarts: int = 3,
-        copy_every: int = 10,
+        copy_every: int | None = None,
         checkpoint: CheckpointKind = "whole",
         modes: Modes = USUAL,
         device: RankDevice = "auto",
@@ -178,6 +179,8 @@ class FsdpLearner(Learner):
             saves_parts=checkpoint == "sharded",
             sources=sources,
         )
+        if restarts:
+            copy_every = updates_between(copy_every, self._copy_bytes(setup))
         self.saves_parts = setup.saves_parts
         self.digests: dict[str, str] = {}
         if team is None and cluster is not None:
@@ -294,6 +297,15 @@ class FsdpLearner(Learner):
         return 2 * trained + (
             whole if reference and not hasattr(self.module, "disable_adapter") else 0
         )
+
+    def _copy_bytes(self, setup: Setup) -> int:
+        """Return the bytes of the weights that learn, their moments and the reference model in all
+        ranks.
+        """
+        trained = sum(p.numel() * p.element_size() for p in self.parameters)
+        # of 8 bytes of float32 moments 2 are left, and the scales of blocks
+        saved = 1.47 * trained if setup.modes.optimizer == "adamw_8bit" else 0
+        return int(trained + self.part_bytes() - saved) * (setup.ranks // setup.group)
 
     def begin_save(self, folder: Path) -> dict[str, Any]:
         """Let the ranks write into *folder*, see `quintain.interfaces.PartSaver`.

@@ -33,15 +33,16 @@ class Recovery:
         team: the processes.
         setup: what they are started with.
         restarts: how often the ranks start again without an update in between; 0 keeps no copies.
-        every: updates between two copies.
+        every: updates between two copies; ``None`` makes none.
 
     Raises:
         RanksLost: a rank does not start.
     """
 
-    def __init__(self, team: Team, setup: Setup, *, restarts: int, every: int) -> None:
+    def __init__(self, team: Team, setup: Setup, *, restarts: int, every: int | None) -> None:
         self._team, self._setup = team, setup
-        self._restarts, self._left, self._every = restarts, restarts, every
+        self._restarts, self._left = restarts, restarts
+        self._every = every if restarts else None
         self._slot: int | None = None  # of the last complete copy
         self._since: list[tuple[str, tuple[Any, ...], bool]] = []
         """Commands after it, and whether they failed, on all ranks alike."""
@@ -88,7 +89,7 @@ class Recovery:
         if command in UPDATES:
             self._left = self._restarts
             self._updates += 1
-            if self._updates >= self._every:
+            if self._every is not None and self._updates >= self._every:
                 self._surviving(lambda: self._copy(reference=False))
         return result
 
@@ -103,7 +104,7 @@ class Recovery:
 
     def _keep(self, command: str, arguments: tuple[Any, ...], *, failed: bool) -> None:
         """Keep a command that has to be done again by ranks that start from the last copy."""
-        if not self._restarts or command not in (*UPDATES, "prepare"):
+        if self._every is None or command not in (*UPDATES, "prepare"):
             return
         if self._since and self._since[-1][0] == "prepare" == command:
             del self._since[-1]
@@ -111,7 +112,7 @@ class Recovery:
 
     def _copy(self, *, reference: bool) -> None:
         """Let the ranks copy their parts, over the older of the two copies."""
-        if not self._restarts:
+        if self._every is None:
             return
         slot = ((self._slot or 0) + 1) % SLOTS
         try:

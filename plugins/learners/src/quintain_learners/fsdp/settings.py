@@ -57,7 +57,9 @@ class Fsdp(LearnerKind):
         restarts: how often ranks that are lost start again without an update in between; 0 ends the
             run with the first.
         copy_every: updates between two copies of the state, from which they start; what came after
-            is computed again. A copy is in temporary files, 12 bytes per trained parameter.
+            is computed again. Two copies are in temporary files of the run's machine, each of 12
+            bytes per trained parameter for each group of ranks that has the whole. By default 10,
+            or no copies where they would take more than half of what is free there.
         rendezvous: ``host:port`` of this machine at which the run waits for ranks that something
             else has started, here or elsewhere; by default it starts them here. ``$NAME`` in it is
             an environment variable.
@@ -81,7 +83,7 @@ class Fsdp(LearnerKind):
     checkpoint: CheckpointKind = "whole"
     silence: float = 20.0
     restarts: int = 3
-    copy_every: int = 10
+    copy_every: int | None = None
     rendezvous: str | None = None
     token_file: str | None = None
     patience: float = 600.0
@@ -92,7 +94,7 @@ class Fsdp(LearnerKind):
                 f"learner fsdp: ranks is {self.ranks} and silence {self.silence}; expected at "
                 "least 1 rank and more than 0 s"
             )
-        if self.restarts < 0 or self.copy_every < 1:
+        if self.restarts < 0 or (self.copy_every is not None and self.copy_every < 1):
             raise UsageError(
                 f"learner fsdp: restarts is {self.restarts} and copy_every {self.copy_every}; "
                 "expected at least 0 and 1"
