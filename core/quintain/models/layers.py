@@ -11,7 +11,7 @@ Functions take any leading dimensions, written ``...``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self, cast
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .adapters import base_of, has_adapters
+from .joined_product import joined_product
 from .packed import PackedLinear, packs
 from .transfers import on_gpu
 
@@ -64,10 +65,15 @@ class JoinedLinear:
             return cast(Tensor, self.parts[0](x))
         if not self._plain:
             return torch.cat([part(x) for part in self.parts], dim=-1)
-        # With autograd the parameters are concatenated on each call: a view over their common
-        # storage would get the gradient in their place. The copy is small beside the product.
-        bias = torch.cat([part.bias for part in self.parts]) if self._biases else None
-        return functional.linear(x, torch.cat([part.weight for part in self.parts]), bias)
+        weights = [part.weight for part in self.parts]
+        biases = [part.bias for part in self.parts] if self._biases else []
+        return joined_product(x, weights, biases, self._joined)
+
+    def _joined(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return *weights*, those of all parts, as one tensor: the view where it covers them, else a
+        copy.
+        """
+        return cast(Tensor, self.weight) if self._lies_joined() else torch.cat(tuple(weights))
 
     def pack(self) -> None:
         """Keep a packed copy of the weights for calls without autograd; adapters have none."""

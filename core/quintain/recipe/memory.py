@@ -194,11 +194,12 @@ def update_bytes(plan: RunPlan, module: Any, parameters: int, *, adapters: bool)
     # Its gradient in float32, and in half precision what one chunk adds.
     head = words * ((2 if casts else 0) + (0 if adapters else 6 if half else 4))
     layers = 2 * (parameters - words) if casts else 0
+    # Of those that `Decoder` joins, two thirds, no copy is kept.
+    layers //= 3 if Decoder.of(module) else 1
     if not plan.learner.checkpoints_activations:
         return layers + head
-    # Autocast drops them before the backward pass. It keeps none that are frozen, or that `Decoder`
-    # joins: two thirds.
-    return max(head, 0 if adapters else layers // (3 if Decoder.of(module) else 1))
+    # Autocast drops them before the backward pass. It keeps none that are frozen.
+    return max(head, 0 if adapters else layers)
 
 
 def logits_bytes(plan: RunPlan, module: Any, place: Literal["cpu", "gpu"]) -> int:

@@ -8,8 +8,8 @@ import asyncio
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,8 +20,9 @@ from quintain.models import HFTokenizer
 from quintain_engines.vllm import CanaryError, transports
 from quintain_engines.vllm.base import SyncedEngine, VLLMOutput
 from quintain_engines.vllm.canary import canary_ids, forward_log_probs
+from quintain_engines.vllm.handover import handed
 from quintain_engines.vllm.settings import Settings
-from quintain_engines.vllm.transports import File, Transport
+from quintain_engines.vllm.transports import File, Memory, Transport
 
 from ....core.models.tiny import byte_tokenizer, tiny_model
 
@@ -54,6 +55,66 @@ def test_matrices_travel_in_the_engines_precision(
     }
     assert aliases == {"head": "embed"}
     assert torch.equal(stored["embed"], matrix.to(wire))
+
+
+class OnGpu(torch.Tensor):
+    """A stand-in for a tensor of a GPU: its copies are made when somebody waits for them."""
+
+    is_cuda = True  # type: ignore[assignment]
+    waiting: ClassVar[list[tuple[torch.Tensor, torch.Tensor]]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.copy_:
+            assert kwargs == {"non_blocking": True}
+            cls.waiting.append((args[0], args[1].as_subclass(torch.Tensor)))
+            return args[0]
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def run(cls) -> None:
+        while cls.waiting:
+            target, source = cls.waiting.pop()
+            target.copy_(source)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty, stream = torch.empty, SimpleNamespace(synchronize=OnGpu.run)
+
+    def pinned(*shape: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        assert pin_memory
+        return empty(*shape, **options)
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+
+
+def test_a_file_is_written_when_all_copies_from_the_gpu_have_ended(
+    tmp_path: Path, gpu: None
+) -> None:
+    """They are under way together, into pinned memory."""
+    transport, tensors = File(str(tmp_path)), {"a": torch.randn(8, 4), "b": torch.randn(3)}
+    transport.dtype = "bfloat16"
+    on_gpu = {name: tensor.as_subclass(OnGpu) for name, tensor in tensors.items()}
+    stored, _ = sent_file(transport, on_gpu)
+    assert torch.equal(stored["a"], tensors["a"].bfloat16())
+    assert torch.equal(stored["b"], tensors["b"])
+
+
+def test_an_engine_of_this_process_reads_weights_that_the_gpu_has_computed(gpu: None) -> None:
+    """It reads them in another thread, whose work the device may do first."""
+    weight = torch.zeros(3).as_subclass(OnGpu)
+    OnGpu.waiting.append((weight.as_subclass(torch.Tensor), torch.ones(3)))
+    read: list[list[float]] = []
+
+    class Control:
+        async def update_weights(self, info: Mapping[str, Any]) -> None:
+            read.append(handed[info["key"]]["a"].tolist())
+
+    control: Any = Control()
+    asyncio.run(Memory().send(control, {"a": weight}))
+    assert read == [[1, 1, 1]]
 
 
 class Plain(SyncedEngine):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from quintain_learners.lean import EightBitAdamW, HostAdamW
+from quintain_learners.lean import EightBitAdamW, HostAdamW, host
 from quintain_learners.lean.eight_bit import BLOCK, Moment, levels, rounded_at_random
 
 from ....lanes import examples
@@ -61,6 +63,63 @@ def test_host_memory_keeps_the_steps_that_bfloat16_rounds_away() -> None:
     [[master]] = on_host.state_dict()["masters"]
     assert torch.equal(master, plain.detach())
     assert torch.equal(parameter.detach(), plain.detach().bfloat16())
+
+
+class Stream:
+    """A stand-in for the stream of a device: copies are made no earlier than somebody waits for
+    them, or the device is asked for its weights.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting: list[tuple[Tensor, Tensor]] = []
+        self.done = self.most = 0
+
+        def begin(lane: host.Lane, source: Tensor, target: Tensor) -> SimpleNamespace:
+            self.waiting.append((source, target))
+            self.most = max(self.most, len(self.waiting) - self.done)
+            return SimpleNamespace(synchronize=partial(self.run, len(self.waiting)))
+
+        monkeypatch.setattr(host.Lane, "begin", begin)
+        monkeypatch.setattr(
+            host.Lane, "pinned", lambda lane, size: torch.empty(size, dtype=torch.uint8)
+        )
+        monkeypatch.setattr(host, "on_gpu", lambda tensors: True)
+
+    @torch.no_grad()
+    def run(self, count: int) -> None:
+        for source, target in self.waiting[self.done : count]:
+            target.copy_(source)
+        self.done = max(self.done, count)
+
+
+@pytest.mark.parametrize("piece", [256, 2**26], ids=["pieces", "wholes"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_copies_under_way_change_no_number(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, piece: int
+) -> None:
+    """Buffers that are used again too early, or read too early, would. Sizes are of many pieces, of
+    one, and of a rest; one parameter has no gradient.
+    """
+    shapes = [(70, 9), (3,), (128,), (5, 5), (64, 2)]
+
+    def trained(*, at_once: bool) -> list[Tensor]:
+        parameters = [weight(dtype, *shape) for shape in shapes]
+        optimizer = HostAdamW([{"params": parameters[:3]}, {"params": parameters[3:]}], lr=1e-2)
+        for step in range(3):
+            for parameter, shape in zip(parameters, shapes, strict=True):
+                parameter.grad = gradient(step, *shape).to(dtype)
+            parameters[1].grad = None
+            optimizer.step()
+            if not at_once:
+                assert stream.most > 1, "copies of several pieces are under way"
+                stream.run(len(stream.waiting))
+        return [p.detach() for p in parameters]
+
+    expected = trained(at_once=True)
+    stream = Stream(monkeypatch)
+    monkeypatch.setattr(host, "PIECE", piece)
+    for actual, wanted in zip(trained(at_once=False), expected, strict=True):
+        assert torch.equal(actual, wanted)
 
 
 def test_moments_in_8_bits_move_weights_as_adamw_does() -> None:

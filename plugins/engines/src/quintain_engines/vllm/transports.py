@@ -8,7 +8,7 @@ import secrets
 import socket
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -85,6 +85,9 @@ class Memory(Transport):
     """The tensors themselves, to an engine in this process."""
 
     async def send(self, control: Control, tensors: Mapping[str, Any]) -> None:
+        # vLLM reads them in a thread of its own, whose work is not in the order of the learner's.
+        if isinstance(tensors, dict):  # others are made when they are asked for
+            _wait_for_gpu(tensors.values())
         key = secrets.token_hex(8)
         handed[key] = tensors
         try:
@@ -192,9 +195,30 @@ def _save(
             aliases[name] = first[key]
         else:
             first[key] = name
-            stored[name] = tensor.detach().to("cpu", wire_type(tensor)).contiguous()
+            stored[name] = _begin_to_host(tensor.detach(), wire_type(tensor))
+    _wait_for_gpu(tensors.values())
     save_file(stored, path)
     return aliases
+
+
+def _begin_to_host(tensor: Any, dtype: Any) -> Any:
+    """Return *tensor* in *dtype* on the host, contiguous; from a GPU in pinned memory, which torch
+    keeps for the next one, and only after `_wait_for_gpu`.
+    """
+    import torch
+
+    if not tensor.is_cuda:
+        return tensor.to("cpu", dtype).contiguous()
+    there = torch.empty(tensor.shape, dtype=dtype, pin_memory=True)
+    return there.copy_(tensor, non_blocking=True)
+
+
+def _wait_for_gpu(tensors: Iterable[Any]) -> None:
+    """Wait until the GPUs of *tensors* have done what this thread has asked of them."""
+    import torch
+
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 class _Source:
