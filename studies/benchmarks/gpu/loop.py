@@ -1,11 +1,13 @@
-"""Part 4: the whole loop. Its step over the sum of its parts, the quickstart with its accuracy
-sampled and greedy, and two runs of one recipe, of which one is killed and resumed, bit for bit.
+"""Part 4: the whole loop. Replies of several turns by both engines, the quickstart with its accuracy
+sampled and greedy, two runs of one recipe, of which one is killed and resumed, bit for bit, and a
+step of the loop over the sum of its parts.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -111,6 +113,36 @@ def quickstart(part: Part) -> dict[str, Any]:
         figures[f"{when}_greedy"] = greedy["accuracy"]
         figures[f"{when}_tasks"] = sampled["tasks"]
     return figures
+
+
+def turns(part: Part, engine: str) -> dict[str, Any]:
+    """`quintain train guess`, whose episodes have several turns with hints, for some steps
+    by *engine*; the share of the GPU that its plan gives it.
+    """
+    small = part.rehearse
+    changes = [f"engine.use={engine}", f"model.device={part.device}"]
+    changes += [f"run.steps={1 if small else 5}", "evaluation.tasks=4", "evaluation.test.tasks=4"]
+    changes += ["batch.prompts=2"] if small else []
+    changes += ["engine.args.options.enforce_eager=true"] if engine.startswith("vllm") else []
+    words = [word for change in changes for word in ("--set", change)]
+    with tempfile.TemporaryDirectory(prefix="quintain-kit-") as where:
+        place = Path(where)
+        planned = quintain(["train", "guess", "--dry-run", *words], place)
+        finished(planned, place, part.left - 5)
+        said = (place / "errors.txt").read_text().splitlines()
+        command = ["train", "guess", "--json", "--name", "run", *words]
+        summary = json.loads(finished(quintain(command, place), place, part.left - 5))
+        steps = records(place / "runs" / "run")[1:]
+    return {
+        "plan": [line.strip() for line in said if "of the GPU" in line],
+        "steps": summary["steps"],
+        "samples": summary["samples"],
+        "tokens": summary["tokens"],
+        "failures": summary["failures"],
+        "seconds_by_phase": summary["seconds"],
+        "mismatch": max((step.get("mismatch.sample") or 0.0 for step in steps), default=None),
+        "ok": not summary["failures"],
+    }
 
 
 def recipe_for(part: Part, precision: str) -> str:
@@ -224,6 +256,13 @@ def resumes(part: Part, precision: str) -> dict[str, Any]:
 
 def run(part: Part) -> None:
     small = part.rehearse
+    part.measure("turns embedded", lambda: turns(part, "embedded"), expected=45)
+    if importlib.util.find_spec("vllm") is None:
+        part.record["steps"]["turns vllm"] = {"skipped": "vLLM is not importable"}
+        part.save()
+    else:
+        part.measure("turns vllm", lambda: turns(part, "vllm"), expected=90)
+    part.measure("quickstart", lambda: quickstart(part), expected=60)
     for precision in ("float32", "bf16"):
         part.measure(f"resume {precision}", lambda p=precision: resumes(part, p), expected=60)
     shape = ("0.1M", 4, 4, 2, 16) if small else ("1.05M", 64, 4, 8, 48)
@@ -232,7 +271,6 @@ def run(part: Part) -> None:
         lambda: loop_over_parts(part, 2 if small else 15, *shape),
         expected=60,
     )
-    part.measure("quickstart", lambda: quickstart(part), expected=90)
     if not small:
         part.measure(
             "loop over parts 0.6B bf16",

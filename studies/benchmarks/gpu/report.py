@@ -48,6 +48,10 @@ def text(value: Any) -> str:
     return str(value)
 
 
+def seconds_of_each(value: Any) -> str:
+    return ", ".join(f"{seconds:.3g}" for seconds in value)
+
+
 def names(value: Any) -> str:
     """Write the keys of a dictionary, most first."""
     return ", ".join(value) or "none"
@@ -100,6 +104,9 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ("greedy after", "after_greedy", share),
         ("two runs equal", "two_runs_equal", yes),
         ("resumed equal", "resumed_equal", yes),
+        ("samples", "samples", whole),
+        ("largest mismatch (nats)", "mismatch", number(2)),
+        ("plan of the engine", "plan", names),
     ),
     "5-memory": (
         ("peak", "peak", gigabytes),
@@ -125,6 +132,26 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         ("tokens/s", "tokens_per_second", whole),
         ("loss and gradient, relative", "relative_error", number(2)),
         ("weights / change", "weights_over_change", number(2)),
+        ("within its limit", "ok", yes),
+    ),
+    "8-overlap": (
+        ("graphs recorded in each step", "records_with", text),
+        ("sampling (s)", "sampling_seconds_with", seconds_of_each),
+        ("without graphs (s)", "sampling_seconds_without", seconds_of_each),
+        ("tokens equal", "tokens_equal", yes),
+        ("recorded beside updates", "records_beside", text),
+        ("bits of other bursts", "bursts_equal", yes),
+        ("bits in more room", "room_equal", yes),
+        ("pinned (s)", "pinned_seconds", number(3)),
+        ("plain (s)", "plain_seconds", number(3)),
+        ("weights equal", "weights_equal", yes),
+        ("peak", "now_peak", gigabytes),
+        ("peak before", "before_peak", gigabytes),
+        ("s/update", "now_seconds", number(3)),
+        ("s/update before", "before_seconds", number(3)),
+        ("waits of the host for a token", "waits_for_a_token", number(3)),
+        ("an update repeats", "repeats", yes),
+        ("refused", "refused", text),
         ("within its limit", "ok", yes),
     ),
 }

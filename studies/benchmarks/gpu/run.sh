@@ -1,6 +1,6 @@
 #!/bin/sh
-# Everything that can be measured on one GPU in half an hour, without network:
-#   sh studies/benchmarks/gpu/run.sh [--parts 1,2] [--minutes 9] [--out FOLDER]
+# What can be measured on one GPU in a quarter of an hour without network, the most valuable first:
+#   sh studies/benchmarks/gpu/run.sh [--full] [--parts 1,2] [--minutes 9] [--out FOLDER]
 #   sh studies/benchmarks/gpu/run.sh --rehearse          tiny sizes on the CPU
 # PYTHON is an interpreter with torch and transformers. What else Quintain needs comes from wheels/
 # (carry.sh) and is unpacked into the folder SITE.
