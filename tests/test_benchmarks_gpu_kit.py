@@ -251,6 +251,20 @@ def test_the_command_line_chooses_parts_and_their_limits(
     assert args.limits[1] == limit
 
 
+def test_part_8_runs_in_miniature(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from studies.benchmarks.gpu import overlap
+    from studies.benchmarks.gpu.report import instead, report
+
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    part = part_of(tmp_path, rehearse=True)
+    part.record["part"] = "8-overlap"
+    overlap.run(part)
+
+    assert not part.failed
+    assert not [name for name, step in part.record["steps"].items() if instead(step)]
+    assert "| update repeats, deterministic " in report(tmp_path)
+
+
 def test_an_error_of_part_8_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner that fails beside the sampler, and copies that change a number."""
     from studies.benchmarks.gpu import overlap
