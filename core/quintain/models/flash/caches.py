@@ -126,23 +126,24 @@ class StaticSteps:
         self._graph_pool = torch.cuda.graph_pool_handle() if graphs else None
         self._made: dict[tuple[int, int], ReplayedSteps] = {}
         self._results = Results(0)
-        self._lengths: list[int] = []
-        self._reach = 0
+        self._lengths: Sequence[int] = ()
+        self._longest = self._done = self._reach = 0
         store.moved = self.clear
 
     def begin(self, lengths: Sequence[int]) -> StaticSteps:
         """Begin steps on rows ``0 .. n-1``, which hold *lengths* tokens."""
-        self._lengths, self._reach = list(lengths), 0
+        self._lengths, self._longest = lengths, max(lengths)
+        self._done = self._reach = 0
         return self
 
     def step(self, ids: Tensor) -> Tensor:
         """Step all rows by *ids* [n]; returns the logits [n, V], overwritten by the next step."""
-        reach = reach_of_graph(max(self._lengths) + 1)
+        reach = reach_of_graph(self._longest + self._done + 1)
         steps = self._steps(rows_of_graph(len(self._lengths)), reach)
         if reach != self._reach:
-            steps.begin(self._lengths)
+            steps.begin([length + self._done for length in self._lengths])
             self._reach = reach
-        self._lengths = [length + 1 for length in self._lengths]
+        self._done += 1
         return steps.step(ids)
 
     def _steps(self, rows: int, reach: int) -> ReplayedSteps:
