@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
+    from .decoding import LayerForward as LayerForward
+    from .decoding import MaskedAttention as MaskedAttention
+    from .decoding import Steps as Steps
     from .embedded import EmbeddedEngine as EmbeddedEngine
     from .sampler import Sampler as Sampler
+    from .sampler import decode_burst as decode_burst
+    from .slots import Request as Request
 
 __getattr__, __dir__ = lazy_names(__name__)

@@ -177,7 +177,11 @@ class LayerForward:
         self.store.reserve(len(lengths), max(lengths) + count)
         if self._static:
             return cast(Steps, self._static.begin(lengths))
-        return self._steps_over(lengths, MaskedAttention(self.decoder, self.store, lengths))
+        return self._steps_over(lengths, self.attention(lengths))
+
+    def attention(self, lengths: Sequence[int]) -> CacheAttention:
+        """Return what steps on rows of *lengths* tokens attend by, where no kernels do."""
+        return MaskedAttention(self.decoder, self.store, lengths)
 
     def _steps_over(self, lengths: Sequence[int], attention: CacheAttention) -> LayerSteps:
         tables = self.rotary_tables(self.store.capacity)

@@ -252,7 +252,7 @@ class EmbeddedEngine(TokenEngine):
             LimitReached: *ids* leave no room in the context.
             InfrastructureError: the forward pass failed, or gave NaN.
         """
-        request = self._request(ids, sampling)
+        request = self.request(ids, sampling)
         self._queue.append(request)
         self._wake()
         try:
@@ -351,7 +351,12 @@ class EmbeddedEngine(TokenEngine):
             score.future.cancel()
         self._clear()
 
-    def _request(self, ids: Sequence[int], sampling: Sampling) -> Request:
+    def request(self, ids: Sequence[int], sampling: Sampling) -> Request:
+        """Return the request to continue *ids*, which no queue has.
+
+        Raises:
+            LimitReached: *ids* leave no room in the context.
+        """
         room = self.context - len(ids)
         if room < 1:
             raise LimitReached(

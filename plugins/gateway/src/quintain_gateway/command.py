@@ -83,6 +83,14 @@ EXAMPLE = "Write stone backwards."
     show_default=True,
     help="Adapters that a key holds, with --tinker.",
 )
+@click.option(
+    "--disk",
+    type=click.FloatRange(0, min_open=True),
+    default=32.0,
+    show_default=True,
+    metavar="GIB",
+    help="What a key keeps on disk, with --tinker.",
+)
 @folder_option
 def serve(
     model: str,
@@ -98,6 +106,7 @@ def serve(
     tinker: bool,
     state: Path | None,
     adapters: int,
+    disk: float,
     folder: str,
 ) -> None:
     """Serve MODEL (a run, a folder with a model, or a Hugging Face id; by default the default
@@ -127,7 +136,7 @@ def serve(
             place = state or Path(folder) / "tinker"
             keys = [part.strip() for part in key.split(",") if part.strip()]
             about = {"host": host, "port": port, "keys": keys, "slots": slots}
-            held = {"adapters": adapters, "idle": idle}
+            held = {"adapters": adapters, "idle": idle, "disk": int(disk * 2**30)}
             asyncio.run(_serve_tinker(path, model, place, held, about))
             return
         asyncio.run(

@@ -15,7 +15,7 @@ from quintain_gateway.tinker.calls import KeyLimits
 from quintain_gateway.tinker.journal import Accepted, Journal
 
 from ....core.models.tiny import save_tiny
-from .kit import ADAM, Client, datum
+from .kit import ADAM, Client, datum, prompt
 from .test_calls import run
 
 TWO = ["tml-one", "tml-two"]
@@ -270,6 +270,91 @@ def test_a_step_on_a_full_disk_was_not_taken(
 
     calm, disturbed = run(base, tmp_path, program)
     assert disturbed == calm
+
+
+def test_what_a_key_keeps_on_disk_is_bounded(base: Path, tmp_path: Path) -> None:
+    async def program(server: Any, client: Client) -> None:
+        await client.open()
+        model = await client.model()  # of nine sizes three are for its own file
+        await client.step(model)
+        first, second = await client.sampler(model), await client.sampler(model)
+        await client.ordered("save_weights", model, path="kept")
+        await client.sample(first)
+        third = await client.sampler(model)  # the ninth
+        await client.ordered("save_weights_for_sampler", model, path="one")
+        assert (await client.sample(first, 1))["code"] == "unknown_sampler"
+        for number, sampler in enumerate((second, third), 2):
+            assert "sequences" in await client.sample(sampler, number)
+        refused = await client.ordered("save_weights", model, path="more")
+        assert (refused["code"], refused["category"]) == ("too_much_disk", "user")
+        assert "--disk" in refused["error"]
+        assert "sequences" in await client.sample(third, 4)  # nothing went for what is refused
+        status, answer = await client.call(
+            "POST", "copy_weights", {"source_path": f"tinker://{model}/weights/kept"}
+        )
+        assert (status, answer["error"]["code"]) == (403, "too_much_disk")
+        other = await Client(client.http, client.url, TWO[1]).open()
+        await other.model()  # each key has its own
+        assert (await client.call("DELETE", f"training_runs/{model}/checkpoints/weights/kept"))[
+            0
+        ] == 200
+        assert "path" in await client.ordered("save_weights", model, path="more")
+
+    size = len((save_size(base, tmp_path / "one")).read_bytes())
+    run(base, tmp_path, program, keys=TWO, limits=KeyLimits(disk=int(size * 9.2)))
+
+
+def save_size(base: Path, state: Path) -> Path:
+    """A file of weights of the adapter that `Client.model` makes."""
+
+    async def program(_: Any, client: Client) -> None:
+        await client.open()
+        await client.sampler(await client.model())
+
+    run(base, state, program)
+    (file,) = state.rglob("samplers/*.safetensors")
+    return file
+
+
+def test_samples_of_several_keys_are_decoded_together_and_are_those_alone(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def program(server: Any, client: Client) -> None:
+        clients = [await Client(client.http, client.url, key).open() for key in TWO]
+        models_ = [await c.model(seed=i) for i, c in enumerate(clients)]
+        samplers = [await c.sampler(m) for c, m in zip(clients, models_, strict=True)]
+        asked = [
+            {**prompt(num_samples=n, params={"max_tokens": 30, "seed": n})} for n in (1, 2, 3)
+        ]
+
+        async def send(c: Client, sampler: str, number: int, body: Any) -> Any:
+            whole = {**body, "sampling_session_id": sampler, "seq_id": number}
+            return await c.post("asample", whole)
+
+        alone = []
+        for c, sampler in zip(clients, samplers, strict=True):
+            for number, body in enumerate(asked):
+                alone.append(await c.result(await send(c, sampler, number, body)))
+        most = []
+        begin = server.compute.begin
+
+        def counts(*given: Any) -> None:
+            begin(*given)
+            most.append(len(server.compute._begun))
+
+        monkeypatch.setattr(server.compute, "begin", counts)
+        with held(server, monkeypatch):
+            blocked = await clients[0].post("create_model", creation(clients[0], 1))
+            futures = [
+                (c, await send(c, sampler, 10 + number, body))
+                for c, sampler in zip(clients, samplers, strict=True)
+                for number, body in enumerate(asked)
+            ]
+        await clients[0].result(blocked)
+        assert [await c.result(future) for c, future in futures] == alone
+        assert max(most) == len(futures)
+
+    run(base, tmp_path, program, keys=TWO)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

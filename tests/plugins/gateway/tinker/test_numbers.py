@@ -13,6 +13,7 @@ from quintain_gateway.errors import ApiError
 from quintain_gateway.tinker.adapters import Adapter, AdapterSpec, peft_config, write_tensors
 from quintain_gateway.tinker.compute import Compute, sample_request_of
 from quintain_gateway.tinker.requests import Datum, ForwardBackward, TensorData
+from quintain_gateway.tinker.together import rows_are_independent
 
 from ....core.models.tiny import save_tiny
 from .kit import IDS, prompt
@@ -241,3 +242,57 @@ def test_a_sample_that_is_not_served_is_refused(
 ) -> None:
     with pytest.raises(ApiError, match=says):
         sample_request_of(prompt(**change), "r", compute.vocabulary)
+
+
+def test_samples_decoded_together_are_each_the_sample_alone(compute: Compute) -> None:
+    """Bit for bit, whoever begins and ends beside it: prompts, numbers of samples, ranks and
+    temperatures of every kind.
+    """
+    assert compute._together is not None
+    adapters = [None, *(trained(compute, rank=rank, seed=rank) for rank in (1, 4, 8))]
+    asked = {}
+    for number, count in enumerate((1, 2, 1, 3, 20, 1, 5, 1)):
+        params = {"max_tokens": (1, 17, 40)[number % 3], "temperature": (0.0, 1.0)[number % 2]}
+        body = prompt(IDS[: 3 + 2 * number], num_samples=count, params=params)
+        asked[f"r{number}"] = (
+            adapters[number % 4], sample_request_of(body, f"r{number}", compute.vocabulary)
+        )  # fmt: skip
+    alone = {name: compute.sample(*one) for name, one in asked.items()}
+    found, most = {}, 0
+    waiting = [*asked]
+    while waiting or compute._begun:
+        while waiting and compute.fits(asked[waiting[0]][1]):
+            compute.begin(waiting[0], *asked[waiting.pop(0)])
+        most = max(most, len(compute._begun))
+        found.update(compute.advance())
+    assert most >= 4
+    assert found == alone
+
+
+def test_a_sample_that_fails_leaves_those_beside_it_as_they_are(compute: Compute) -> None:
+    broken, whole = trained(compute, steps=1), trained(compute, steps=1)
+    asked = sample_request_of(prompt(num_samples=2), "r", compute.vocabulary)
+    alone = compute.sample(whole, asked)
+    with torch.no_grad():
+        for parameter in broken.parameters():
+            parameter.fill_(math.nan)
+    compute.begin("broken", broken, asked)
+    compute.begin("whole", whole, asked)
+    found: dict[str, Any] = {}
+    while compute._begun:
+        found.update(compute.advance())
+    assert "NaN" in str(found["broken"])
+    assert found["whole"] == alone
+
+
+def test_where_a_row_depends_on_others_samples_take_turns(
+    compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rows_are_independent(compute._forward.module, compute.bank)
+    original = torch.nn.functional.linear
+
+    def of_all_rows(x: Any, weight: Any, bias: Any = None) -> Any:
+        return original(x, weight, bias) + 1e-6 * x.sum()
+
+    monkeypatch.setattr(torch.nn.functional, "linear", of_all_rows)
+    assert not rows_are_independent(compute._forward.module, compute.bank)

@@ -1,5 +1,6 @@
-"""Adapters of low rank (Hu et al. 2021, 2106.09685) that take turns on one base: each has its own
-tensors and optimizer, and the linear maps of the base read those of the one in use.
+"""Adapters of low rank (Hu et al. 2021, 2106.09685) on one base: each has its own tensors and
+optimizer, and the linear maps of the base read those of the one in use, or of several, each for the
+rows of its own.
 
 A map without factors is the base's own, so that an adapter computes the same numbers whichever other
 adapters exist.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,15 @@ class AdaptedLinear(nn.Linear):
         self.weight, self.bias = base.weight, base.bias
         self.factors: tuple[Tensor, Tensor] | None = None
         self.scale = 1.0
+        self.blocks: list[tuple[slice, tuple[Tensor, Tensor], float]] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         y = functional.linear(x, self.weight, self.bias)
+        if self.blocks is not None:
+            # The product above is one for all rows, these are of each adapter's own shape.
+            for rows, (first, second), scale in self.blocks:
+                y[rows] += functional.linear(functional.linear(x[rows], first), second) * scale
+            return y
         if self.factors is None:
             return y
         first, second = self.factors
@@ -201,8 +208,30 @@ class Bank:
         """Let the base compute as *adapter* changes it; ``None`` is the base alone."""
         factors = adapter.factors if adapter else {}
         for name, part in self._maps.items():
+            part.blocks = None
             part.factors = factors.get(name)
             part.scale = adapter.scale if adapter else 1.0
+
+    def use_by_rows(self, adapters: Sequence[tuple[slice, Adapter | None]]) -> None:
+        """Let the base compute some rows of [n, D] as one adapter changes it, others as another, and
+        all others as it is alone; for passes without a gradient.
+        """
+        for name, part in self._maps.items():
+            part.blocks = [
+                (rows, adapter.factors[name], adapter.scale)
+                for rows, adapter in adapters
+                if adapter is not None and name in adapter.factors
+            ]
+
+    def weights(self) -> list[Tensor]:
+        """Return of the base's weights [out, in] one of each shape."""
+        return [*{part.weight.shape: part.weight for part in self._maps.values()}.values()]
+
+    def bytes_of(self, spec: AdapterSpec) -> int:
+        """Return the size of the factors of an adapter of *spec*."""
+        wanted = [part for name, part in self._maps.items() if self._wanted(name, spec)]
+        cells = sum(spec.rank * (part.in_features + part.out_features) for part in wanted)
+        return cells * self.head.weight.element_size()
 
     def head_weight(self) -> Tensor:
         """Return the output layer's weight [V, D] as the adapter in use changes it."""

@@ -37,7 +37,8 @@ class KeyLimits:
         queue: requests that wait.
         idle: seconds after which an adapter without requests makes room for another one. It comes
             back from the disk with its next request.
-        bytes: of the bodies of these.
+        bytes: of the bodies of the requests that wait.
+        disk: bytes of checkpoints, samplers and the state of adapters.
     """
 
     adapters: int = 64
@@ -45,6 +46,7 @@ class KeyLimits:
     queue: int = 4096
     idle: float = 600.0
     bytes: int = 1 << 28
+    disk: int = 32 << 30
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,7 @@ from ..errors import invalid, unsupported
 from .adapters import Adapter, Bank
 from .losses import check, loss_of
 from .requests import Datum, ForwardBackward, TensorData, ids_of, reading
+from .together import Together, rows_are_independent
 
 __all__ = ["Compute", "SampleRequest", "sample_request_of"]
 
@@ -52,7 +53,12 @@ class SampleRequest:
 
 
 class Compute:
-    """One base, on which adapters take turns; used by one thread.
+    """One base, on which adapters take turns, but for samples that are decoded together; used by one
+    thread.
+
+    Args:
+        slots: samples decoded at once.
+        together: decode samples of several requests together, where that keeps the bits of each.
 
     Attributes:
         bank: makes adapters.
@@ -63,7 +69,9 @@ class Compute:
         UsageError: the model cannot be loaded, trained or sampled from.
     """
 
-    def __init__(self, path: str, *, slots: int, dtype: str = "float32") -> None:
+    def __init__(
+        self, path: str, *, slots: int, dtype: str = "float32", together: bool = True
+    ) -> None:
         loaded = load_model(path, dtype=dtype)
         self.path = loaded.path
         self.architecture = type(loaded.module).__name__
@@ -79,6 +87,13 @@ class Compute:
         self.context = self._engine.context
         self.vocabulary = self._engine.tokenizer.vocab_size
         self._loop = asyncio.new_event_loop()
+        # A GPU's kernels, and models whose own forward decodes, take one request at a time.
+        layers = self._engine.path.startswith("LayerForward") and loaded.module.device.type == "cpu"
+        self._together: Together | None = None
+        if together and layers and rows_are_independent(loaded.module, self.bank):
+            about = {"rows": slots, "context": self.context, "words": self.vocabulary}
+            self._together = Together(loaded.module, self.bank, **about)
+        self._begun: dict[str, tuple[Adapter | None, SampleRequest]] = {}
 
     def close(self) -> None:
         self._loop.run_until_complete(self._engine.__aexit__(None, None, None))
@@ -158,9 +173,61 @@ class Compute:
         Raises:
             ApiError: 400, the prompt leaves no room, or something is not served.
         """
+        self.begin("", adapter, request)
+        while not (ended := self.advance()):
+            pass
+        ((_, result),) = ended
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def fits(self, request: SampleRequest) -> bool:
+        """Return whether `begin` may be called for *request* now, which others are decoded beside."""
+        if not self._begun:
+            return True
+        return self._together is not None and self._together.fits(self._requests(request))
+
+    def begin(self, name: str, adapter: Adapter | None, request: SampleRequest) -> None:
+        """Begin to sample; the answer has *name*.
+
+        Raises:
+            ApiError: 400, the prompt leaves no room, or something is not served.
+        """
         self._check_ids(request.ids, "the prompt")
+        requests = self._requests(request)
+        if self._together is not None:
+            self._together.begin(name, adapter, requests)
+        self._begun[name] = adapter, request
+
+    def advance(self) -> list[tuple[str, dict[str, Any] | Exception]]:
+        """Decode for a short time; returns the answers that are complete, with their names. What
+        fails as a whole fails all that have begun.
+        """
+        begun = {**self._begun}
+        try:
+            if self._together is None:
+                ended: list[Any] = []
+                for name, (adapter, request) in begun.items():
+                    self.bank.use(adapter)
+                    ended.append((name, self._loop.run_until_complete(self._sampled(request))))
+            else:
+                ended = self._together.step()
+                self._together.drop([name for name, _ in ended])
+            for name, _ in ended:
+                del self._begun[name]
+            return [(name, self._answer(*begun[name], sampled)) for name, sampled in ended]
+        except Exception as error:
+            self._begun.clear()
+            if self._together is not None:
+                self._together.drop(begun)
+            return [(name, error) for name in begun]
+
+    def _answer(
+        self, adapter: Adapter | None, request: SampleRequest, sampled: list[Any] | str
+    ) -> dict[str, Any] | Exception:
+        if isinstance(sampled, str):
+            return RuntimeError(sampled)
         self.bank.use(adapter)
-        sampled = self._loop.run_until_complete(self._sampled(request))
         result: dict[str, Any] = {"type": "sample", "sequences": []}
         for reply in sampled:
             sequence = {
@@ -259,17 +326,27 @@ class Compute:
             likeliest = [[[i, p] for i, p in zip(*row, strict=True)] for row in pairs]
         return found.logp.tolist(), likeliest
 
-    async def _sampled(self, request: SampleRequest) -> list[Any]:
-        seed = request.sampling.seed or 0
-
-        async def one(number: int) -> Any:
-            sampling = request.sampling.replace(seed=derived_seed("tinker-sample", seed, number))
-            return await self._engine.sample(request.ids, sampling)
+    def _requests(self, request: SampleRequest) -> list[Any]:
+        async def made() -> list[Any]:  # each has a future, of a loop that runs
+            return [self._engine.request(request.ids, s) for s in _samplings(request)]
 
         try:
-            return await asyncio.gather(*(one(number) for number in range(request.count)))
+            return self._loop.run_until_complete(made())
         except LimitReached as e:
             raise invalid(str(e)) from e
+
+    async def _sampled(self, request: SampleRequest) -> list[Any]:
+        try:
+            samples = (self._engine.sample(request.ids, s) for s in _samplings(request))
+            return await asyncio.gather(*samples)
+        except LimitReached as e:
+            raise invalid(str(e)) from e
+
+
+def _samplings(request: SampleRequest) -> list[Sampling]:
+    seed = request.sampling.seed or 0
+    seeds = (derived_seed("tinker-sample", seed, number) for number in range(request.count))
+    return [request.sampling.replace(seed=one) for one in seeds]
 
 
 def sample_request_of(body: Mapping[str, Any], name: str, words: int) -> SampleRequest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -75,6 +76,9 @@ class Accepted:
 class Journal:
     """The database in *folder*, which no other process may use.
 
+    Attributes:
+        deaths: of requests without a result, how many servers died while they computed them.
+
     Raises:
         UsageError: another server uses the folder.
     """
@@ -96,6 +100,7 @@ class Journal:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.executescript(SCHEMA)
+        self.deaths = self._deaths()
 
     def belong_to(self, base: str) -> None:
         """Let all that is here be of the model whose weights have the digest *base*.
@@ -110,6 +115,30 @@ class Journal:
                 "name another folder with --state"
             )
         self.commit([("INSERT OR IGNORE INTO base VALUES (?)", (base,))])
+
+    def begin(self, ids: Iterable[str]) -> None:
+        """Note which requests are computed from now on, for the start after a kill.
+
+        The file outlives the process and need not outlive a loss of power, which is no request's
+        fault. So it is not synchronised.
+        """
+        temporary = self.folder / "running.tmp"
+        temporary.write_text(json.dumps({"running": [*ids], "deaths": self.deaths}))
+        os.replace(temporary, self.folder / "running")
+
+    def _deaths(self) -> dict[str, int]:
+        file = self.folder / "running"
+        try:
+            known = json.loads(file.read_text())
+        except (FileNotFoundError, ValueError):  # none yet, or a loss of power
+            return {}
+        deaths: dict[str, int] = known["deaths"]
+        for name in known["running"]:
+            deaths[name] = deaths.get(name, 0) + 1
+        waiting = {row["id"] for row in self.all("SELECT id FROM request WHERE done = 0")}
+        self.deaths = {name: count for name, count in deaths.items() if name in waiting}
+        self.begin([])  # so that a start alone counts no death again
+        return self.deaths
 
     def close(self) -> None:
         with self._lock:
@@ -164,6 +193,7 @@ class Journal:
         if request.kind not in REPLAYED or "error" in result:
             done.append(("UPDATE request SET body = NULL WHERE id = ?", (request.id,)))
         self.commit([*done, *effects])
+        self.deaths.pop(request.id, None)
 
     def forget(self, session: str) -> None:
         """Drop results of *session* that are too old to be asked for again."""

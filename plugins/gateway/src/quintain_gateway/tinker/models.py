@@ -23,6 +23,7 @@ from .adapters import (
     write_whole,
 )
 from .compute import Compute
+from .disk import WITH_MOMENTS, Disk
 from .journal import Accepted, Effect, Journal
 from .requests import ForwardBackward, forward_backward_of
 
@@ -56,10 +57,15 @@ class Models:
 
     Args:
         most: adapters of one owner in memory.
+        disk: bytes of one owner on disk.
+
+    Attributes:
+        disk: what owners keep there.
     """
 
-    def __init__(self, compute: Compute, journal: Journal, most: int) -> None:
+    def __init__(self, compute: Compute, journal: Journal, most: int, disk: int) -> None:
         self._compute, self._journal, self._most = compute, journal, most
+        self.disk = Disk(journal, compute.bank.bytes_of, disk)
         self._live: dict[str, Live] = {}
         self._samplers: OrderedDict[str, Adapter] = OrderedDict()
         self._stale: list[str] = []
@@ -173,17 +179,28 @@ class Models:
         model = request.model
         if request.kind == "create_model":
             spec = AdapterSpec(**body["spec"])
+            room = self._room(request, spec, WITH_MOMENTS)
             adapter = self._compute.bank.create(spec)
             result: dict[str, Any] = {"type": "create_model", "model_id": model}
         else:
-            file = self.checkpoint(body["path"], request.owner)["file"]
-            adapter = self._read(file, optimizer=body["optimizer"])
-            spec = adapter.spec
+            row = self.checkpoint(body["path"], request.owner)
+            spec = AdapterSpec(**json.loads(row["about"])["spec"])
+            room = self._room(request, spec, WITH_MOMENTS)
+            adapter = self._read(row["file"], optimizer=body["optimizer"])
             result = {"type": "load_weights", "path": body["path"], "model_id": model}
         live = self._live[model] = Live(adapter, request.owner)
         given = ("UPDATE model SET spec = ? WHERE id = ?", (json.dumps(spec.to_json()), model))
         loaded = self._snapshot(request, live) if request.kind != "create_model" else []
-        return result, [given, *loaded]
+        return result, [given, *loaded, *self._freed(room)]
+
+    def _room(self, request: Accepted, spec: AdapterSpec, sizes: int) -> Any:
+        return self.disk.room(request.owner, sizes * self._compute.bank.bytes_of(spec))
+
+    def _freed(self, room: tuple[list[Effect], list[str]]) -> list[Effect]:
+        """Return what forgets the files that made *room*, now that it is used."""
+        effects, files = room
+        self._stale += files
+        return effects
 
     def checkpoint(self, path: str, owner: str) -> Any:
         """Return the row of the checkpoint at *path*.
@@ -240,18 +257,20 @@ class Models:
             # for one sampler alone, which no list shows
             sampler = f"{request.session}:sample:{int(body['sampling_session_seq_id'])}"
             file = f"samplers/{digest(f'{sampler} {request.seq}')}.safetensors"
+            room = self._room(request, live.adapter.spec, 1)
             self._write(file, live.adapter, optimizer=False)
             self._replaces("SELECT file FROM sampler WHERE id = ?", sampler, file)
             row = (sampler, request.owner, request.session, file, None)
             kept = ("INSERT OR REPLACE INTO sampler VALUES (?, ?, ?, ?, ?)", row)
             result = {"type": request.kind, "sampling_session_id": sampler}
-            return result, [kept, *self._without_old(request.session)]
+            return result, [kept, *self._without_old(request.session), *self._freed(room)]
         path = self._free(request, body, "weights" if trains else "sampler_weights")
         # Each write has a file of its own: a sampler of the former weights must not read these.
         file = f"checkpoints/{digest(f'{path} {request.seq}')}.safetensors"
         row = self._row(request, live, path, file)
+        room = self._room(request, live.adapter.spec, WITH_MOMENTS if trains else 1)
         size = self._write(file, live.adapter, optimizer=trains)
-        return self._kept(request, row, size)
+        return self._kept(request, row, size, room)
 
     def _unload(self, request: Accepted) -> tuple[Any, list[Effect]]:
         row = self._journal.one("SELECT snapshot FROM model WHERE id = ?", request.model)
@@ -278,10 +297,11 @@ class Models:
         path = self._free(request, body, "external_weights")
         folder = f"external/{digest(f'{path} {request.seq}')}"
         row = self._row(request, live, path, folder)
+        room = self._room(request, live.adapter.spec, 1)
         size = self._write(f"{folder}/adapter_model.safetensors", live.adapter, optimizer=False)
         config = json.dumps(peft_config(live.adapter, self._compute.path)).encode()
         write_whole(self._journal.folder / folder / "adapter_config.json", config)
-        return self._kept(request, row, size + len(config))
+        return self._kept(request, row, size + len(config), room)
 
     def _free(self, request: Accepted, body: Any, kind: str) -> str:
         name = str(body.get("path"))
@@ -305,13 +325,15 @@ class Models:
         first = (path, request.owner, request.model, name, kind, now, expires)
         return (*first, 0, json.dumps(about), file)
 
-    def _kept(self, request: Accepted, row: tuple[Any, ...], size: int) -> tuple[Any, list[Effect]]:
+    def _kept(
+        self, request: Accepted, row: tuple[Any, ...], size: int, room: tuple[list[Effect], list[str]]
+    ) -> tuple[Any, list[Effect]]:
         path, file = row[0], row[-1]
         self._replaces("SELECT file FROM checkpoint WHERE path = ?", path, file)
         values = (*row[:7], size, *row[7:])
         places = ", ".join("?" * len(values))
         kept = (f"INSERT OR REPLACE INTO checkpoint VALUES ({places})", values)
-        return {"type": request.kind, "path": path}, [kept]
+        return {"type": request.kind, "path": path}, [*self._freed(room), kept]
 
     def _replaces(self, sql: str, name: str, file: str) -> None:
         """Remove, once the result is written, the file that *file* replaces."""

@@ -145,11 +145,7 @@ class Rest:
     async def delete(self, call: SdkCall) -> Any:
         row = self._own(call)
         self._journal.commit([("DELETE FROM checkpoint WHERE path = ?", (row["path"],))])
-        path = self._journal.folder / row["file"]
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        _remove(self._journal.folder / row["file"])
         return {}
 
     async def publish(self, call: SdkCall) -> Any:
@@ -186,6 +182,7 @@ class Rest:
         source = self._journal.folder / row["file"]
         if not source.is_file():
             raise ApiError(410, "gone", "the weights of this checkpoint were removed")
+        room, files = self._models.disk.room(call.owner, row["bytes"])
         now, copy = time.time(), self._journal.folder / file
         await asyncio.to_thread(lambda: write_whole(copy, source.read_bytes()))
         copied = (
@@ -194,10 +191,12 @@ class Rest:
         )  # fmt: skip
         answer = {"tinker_path": path}
         places = ", ".join("?" * len(copied))
-        effects: list[Any] = [(f"INSERT INTO checkpoint VALUES ({places})", copied)]
+        effects: list[Any] = [*room, (f"INSERT INTO checkpoint VALUES ({places})", copied)]
         if call.idempotency:
             effects.append(("INSERT INTO reply VALUES (?, ?)", (key, json.dumps(answer))))
         self._journal.commit(effects)
+        for old in files:
+            _remove(self._journal.folder / old)
         return answer
 
     async def links(self, call: SdkCall) -> Any:
@@ -275,6 +274,13 @@ class Rest:
             "user_metadata": json.loads(row["about"]),
             **last,
         }
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 VALID = "owner = ? AND (expires IS NULL OR expires > ?)"

@@ -73,7 +73,7 @@ class TinkerServer(Server):
         self._journal = Journal(state)
         self.compute = Compute(path, slots=slots)
         limits = limits or KeyLimits()
-        self._models = Models(self.compute, self._journal, limits.adapters)
+        self._models = Models(self.compute, self._journal, limits.adapters, limits.disk)
         self._calls = Calls(name, self._journal, self._models, limits)
         tokenizer = str(Path(path).resolve()) if Path(path).is_dir() else path
         about = {

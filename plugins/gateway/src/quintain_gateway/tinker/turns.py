@@ -1,9 +1,10 @@
 """Who is next: keys take turns, then the sessions of a key, and the requests of a model run in the
-order of its client.
+order of its client. While those who are next ask for samples, these are decoded together.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections import OrderedDict
@@ -11,13 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ApiError
-from .compute import Compute, sample_request_of
+from .compute import Compute, SampleRequest, sample_request_of
 from .journal import Accepted, Journal
 from .models import Models
 
 __all__ = ["Turns"]
 
 _log = logging.getLogger(__name__)
+
+MOST_DEATHS = 2
+"""Servers that may die while they compute a request, before it is given up: the first may have been
+killed for any reason.
+"""
 
 
 class Turns:
@@ -90,35 +96,105 @@ class Turns:
 
     def _take_turns(self) -> None:
         while (request := self._next()) is not None:
+            suspect = request.id in self._journal.deaths
+            running: dict[str, Accepted] = {}
             try:
-                result, effects = self._run(request)
-            except ApiError as e:
-                result, effects = {"error": e.message, "category": "user", "code": e.code}, []
+                if self._journal.deaths.get(request.id, 0) >= MOST_DEATHS:
+                    raise ApiError(500, "killed_server", _KILLED)
+                if request.kind == "asample":
+                    self._begin(request, self._asked(request), running)
+                else:
+                    self._journal.begin([request.id])
+                    result, effects = self._models.run(request)
             except Exception as e:  # noqa: BLE001 -- whatever it is, the client is told
-                _log.exception("request %s failed", request.id)
-                result = {"error": f"{type(e).__name__}: {e}", "category": "server"}
-                effects = []
-            self._journal.finish(request, result, effects)
-            self._models.tidy(request.model)
-            if request.model:
-                self._applied[request.model] = request.seq
-            self._told(request.id)
+                self._finish(request, _failure(request, e), [])
+                continue
+            if request.kind == "asample":
+                self._sample(running, alone=suspect)
+            else:
+                self._finish(request, result, effects)
+
+    def _finish(self, request: Accepted, result: Any, effects: Any) -> None:
+        self._journal.finish(request, result, effects)
+        self._models.tidy(request.model)
+        if request.model:
+            self._applied[request.model] = request.seq
+        self._told(request.id)
+
+    def _sample(self, running: dict[str, Accepted], *, alone: bool) -> None:
+        """Answer what is *running*, and beside it those that come next in turn, as long as these are
+        for samples and there is room. One in which a server died runs *alone*, since it may kill this
+        one, too.
+        """
+        refused = ""
+        while running:
+            for name, result in self._compute.advance():
+                ended, refused = running.pop(name), ""
+                if isinstance(result, Exception):
+                    result = _failure(ended, result)
+                self._finish(ended, result, [])
+            following = None if alone or not running else self._beside(refused)
+            if following is None:
+                continue
+            try:
+                asked = self._asked(following)
+                if not self._compute.fits(asked):
+                    refused = following.id
+                    continue
+                if self._take(following):
+                    self._begin(following, asked, running)
+            except Exception as e:  # noqa: BLE001 -- as above
+                self._take(following)
+                self._finish(following, _failure(following, e), [])
+
+    def _begin(
+        self, request: Accepted, asked: SampleRequest, running: dict[str, Accepted]
+    ) -> None:
+        sampler = json.loads(request.body)["sampling_session_id"]
+        row = self._journal.one("SELECT * FROM sampler WHERE id = ?", sampler)
+        if row is None:
+            raise ApiError(404, "unknown_sampler", "there is no such sampling session")
+        self._journal.begin([*running, request.id])
+        self._compute.begin(request.id, self._models.sampler(row["file"]), asked)
+        running[request.id] = request
+
+    def _asked(self, request: Accepted) -> SampleRequest:
+        return sample_request_of(request.json(), request.id, self._compute.vocabulary)
+
+    def _beside(self, refused: str) -> Accepted | None:
+        """Return the next in turn where it is another one for samples than *refused*."""
+        with self._changed:
+            following = None if self._ended else self._first()
+        if following is None or following.kind != "asample" or following.id == refused:
+            return None
+        return None if following.id in self._journal.deaths else following
+
+    def _take(self, request: Accepted) -> bool:
+        """Take *request* out of its queue; returns whether it was still there."""
+        with self._changed:
+            present = request.id in self._queues.get(request.session, {})
+            if present:
+                self._taken(request)
+            return present
 
     def _next(self) -> Accepted | None:
         with self._changed:
             while not self._ended:
-                first: dict[str, Accepted] = {}  # by owner
-                for session, queue in [*self._queues.items()]:
-                    if not queue:
-                        del self._queues[session]
-                        continue
-                    ready = next(filter(self._ready, queue.values()), None)
-                    if ready is not None:
-                        first.setdefault(ready.owner, ready)
-                if first:
-                    return self._taken(min(first.values(), key=self._last_turn))
+                if (first := self._first()) is not None:
+                    return self._taken(first)
                 self._changed.wait()
         return None
+
+    def _first(self) -> Accepted | None:
+        first: dict[str, Accepted] = {}  # by owner
+        for session, queue in [*self._queues.items()]:
+            if not queue:
+                del self._queues[session]
+                continue
+            ready = next(filter(self._ready, queue.values()), None)
+            if ready is not None:
+                first.setdefault(ready.owner, ready)
+        return min(first.values(), key=self._last_turn, default=None)
 
     def _last_turn(self, request: Accepted) -> int:
         return self._served.get(request.owner, 0)
@@ -135,12 +211,17 @@ class Turns:
     def _ready(self, request: Accepted) -> bool:
         return not request.model or request.seq == self._applied.get(request.model, -1) + 1
 
-    def _run(self, request: Accepted) -> tuple[Any, Any]:
-        if request.kind != "asample":
-            return self._models.run(request)
-        body = request.json()
-        row = self._journal.one("SELECT * FROM sampler WHERE id = ?", body["sampling_session_id"])
-        if row is None:
-            raise ApiError(404, "unknown_sampler", "there is no such sampling session")
-        asked = sample_request_of(body, request.id, self._compute.vocabulary)
-        return self._compute.sample(self._models.sampler(row["file"]), asked), []
+
+_KILLED = (
+    f"{MOST_DEATHS} servers died while they computed this request, which may have taken all memory: "
+    "send a smaller one"
+)
+
+
+def _failure(request: Accepted, error: Exception) -> dict[str, str]:
+    """Return what the client is told; the SDK raises it where the future is awaited."""
+    if isinstance(error, ApiError):
+        category = "user" if error.status < 500 else "server"
+        return {"error": error.message, "category": category, "code": error.code}
+    _log.error("request %s failed", request.id, exc_info=error)
+    return {"error": f"{type(error).__name__}: {error}", "category": "server"}
