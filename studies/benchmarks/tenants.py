@@ -1,4 +1,5 @@
-"""Adapters of many tenants on one base: memory, and time in turns against time alone.
+"""Adapters of many tenants on one base: memory, time in turns against time alone, and time of samples
+that are decoded together against that of one request after the other.
 
 python -m studies.benchmarks.tenants MODEL --counts 1,8,64 --tenants 8
 """
@@ -9,9 +10,11 @@ import argparse
 import gc
 import time
 from pathlib import Path
+from statistics import median
 
+from quintain import Sampling
 from quintain_gateway.tinker.adapters import Adapter, AdapterSpec
-from quintain_gateway.tinker.compute import Compute
+from quintain_gateway.tinker.compute import Compute, SampleRequest
 from quintain_gateway.tinker.requests import Datum, ForwardBackward, TensorData
 
 STEP = {
@@ -19,6 +22,8 @@ STEP = {
     "grad_clip_norm": 0.0,
 }  # fmt: skip
 MIB = 2**20
+SAMPLED = 12
+"""Tokens of each sample."""
 
 
 def resident() -> float:
@@ -76,6 +81,47 @@ def turns(compute: Compute, count: int, rank: int, steps: int, tokens: int) -> N
         print(f"{count} runs {name}: {seconds:.1f} s of CPU, {rate:.0f} tokens/s")
 
 
+def sampling(compute: Compute, count: int, rank: int, rows: int, pairs: int) -> None:
+    """Print the CPU time of *count* requests for *rows* samples each, of adapters of their own, and
+    check that both ways give the same bits.
+    """
+    adapters = [compute.bank.create(AdapterSpec(rank=rank, seed=i)) for i in range(count)]
+    for adapter in adapters:
+        update(compute, adapter, batch(16))  # so that each samples as no other does
+    asked = [
+        SampleRequest(
+            ids=[100 + 7 * (i + k) % 900 for k in range(16)],
+            count=rows,
+            sampling=Sampling(max_tokens=SAMPLED, seed=i),
+        )
+        for i in range(count)
+    ]
+    alone: list[float] = []
+    together: list[float] = []
+    for pair in range(pairs + 1):  # the first one is not measured
+        began = time.process_time()
+        expected = [compute.sample(a, r) for a, r in zip(adapters, asked, strict=True)]
+        middle = time.process_time()
+        found: dict[str, object] = {}
+        for i, (adapter, request) in enumerate(zip(adapters, asked, strict=True)):
+            assert compute.fits(request), "more samples than slots"
+            compute.begin(str(i), adapter, request)
+        while len(found) < count:
+            found.update(compute.advance())
+        if pair:
+            alone.append(middle - began)
+            together.append(time.process_time() - middle)
+        assert [found[str(i)] for i in range(count)] == expected, "other bits"
+    tokens = sum(len(s["tokens"]) for one in expected for s in one["sequences"])
+    gain = median(a / t for a, t in zip(alone, together, strict=True))
+    print(
+        f"{count} requests of {rows} samples, {tokens} tokens in all: one after the other "
+        f"{median(alone):.2f} s of CPU, together {median(together):.2f} s, {gain:.2f} times as fast "
+        f"(median of {pairs} pairs), the same bits",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
@@ -84,11 +130,16 @@ def main() -> None:
     parser.add_argument("--tenants", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--samples", default="", help="samples of a request, as 1,2,4,8")
+    parser.add_argument("--pairs", type=int, default=3)
     chosen = parser.parse_args()
-    compute = Compute(str(Path(chosen.model).expanduser()), slots=1)
+    compute = Compute(str(Path(chosen.model).expanduser()), slots=64)
     # Memory first: what passes free is used again, and would hide what adapters take.
-    memory(compute, [int(count) for count in chosen.counts.split(",")], chosen.rank)
-    if chosen.tenants:
+    if chosen.counts:
+        memory(compute, [int(count) for count in chosen.counts.split(",")], chosen.rank)
+    for rows in filter(None, chosen.samples.split(",")):
+        sampling(compute, chosen.tenants, chosen.rank, int(rows), chosen.pairs)
+    if chosen.tenants and chosen.steps:
         turns(compute, chosen.tenants, chosen.rank, chosen.steps, chosen.tokens)
 
 

@@ -282,7 +282,9 @@ def test_what_a_key_keeps_on_disk_is_bounded(base: Path, tmp_path: Path) -> None
         await client.sample(first)
         third = await client.sampler(model)  # the ninth
         await client.ordered("save_weights_for_sampler", model, path="one")
-        assert (await client.sample(first, 1))["code"] == "unknown_sampler"
+        oldest = {**prompt(), "sampling_session_id": first, "seq_id": 1}
+        status, answer = await client.call("POST", "asample", oldest)
+        assert (status, answer["error"]["code"]) == (404, "unknown_sampler")
         for number, sampler in enumerate((second, third), 2):
             assert "sequences" in await client.sample(sampler, number)
         refused = await client.ordered("save_weights", model, path="more")
@@ -323,9 +325,7 @@ def test_samples_of_several_keys_are_decoded_together_and_are_those_alone(
         clients = [await Client(client.http, client.url, key).open() for key in TWO]
         models_ = [await c.model(seed=i) for i, c in enumerate(clients)]
         samplers = [await c.sampler(m) for c, m in zip(clients, models_, strict=True)]
-        asked = [
-            {**prompt(num_samples=n, params={"max_tokens": 30, "seed": n})} for n in (1, 2, 3)
-        ]
+        asked = [{**prompt(num_samples=n, params={"max_tokens": 30, "seed": n})} for n in (1, 2, 3)]
 
         async def send(c: Client, sampler: str, number: int, body: Any) -> Any:
             whole = {**body, "sampling_session_id": sampler, "seq_id": number}

@@ -216,7 +216,7 @@ class Compute:
             for name, _ in ended:
                 del self._begun[name]
             return [(name, self._answer(*begun[name], sampled)) for name, sampled in ended]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the clients are told
             self._begun.clear()
             if self._together is not None:
                 self._together.drop(begun)

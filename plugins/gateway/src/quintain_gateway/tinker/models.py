@@ -326,7 +326,11 @@ class Models:
         return (*first, 0, json.dumps(about), file)
 
     def _kept(
-        self, request: Accepted, row: tuple[Any, ...], size: int, room: tuple[list[Effect], list[str]]
+        self,
+        request: Accepted,
+        row: tuple[Any, ...],
+        size: int,
+        room: tuple[list[Effect], list[str]],
     ) -> tuple[Any, list[Effect]]:
         path, file = row[0], row[-1]
         self._replaces("SELECT file FROM checkpoint WHERE path = ?", path, file)

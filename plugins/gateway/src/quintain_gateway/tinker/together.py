@@ -155,9 +155,7 @@ class Together:
                 logits = self._forward.extend([begin], [piece], [start])
             self._forward.store.reserve(begin + count, len(ids))
             self._forward.store.copy([(begin, begin + k, len(ids)) for k in range(1, count)])
-            tenant = _Tenant(
-                name, adapter, logits, deque(enumerate(requests)), _longest(requests)
-            )
+            tenant = _Tenant(name, adapter, logits, deque(enumerate(requests)), _longest(requests))
             tenant.rows = [None] * count
             for row in range(count):
                 self._seat(tenant, row)

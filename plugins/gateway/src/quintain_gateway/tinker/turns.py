@@ -147,9 +147,7 @@ class Turns:
                 self._take(following)
                 self._finish(following, _failure(following, e), [])
 
-    def _begin(
-        self, request: Accepted, asked: SampleRequest, running: dict[str, Accepted]
-    ) -> None:
+    def _begin(self, request: Accepted, asked: SampleRequest, running: dict[str, Accepted]) -> None:
         sampler = json.loads(request.body)["sampling_session_id"]
         row = self._journal.one("SELECT * FROM sampler WHERE id = ?", sampler)
         if row is None:
