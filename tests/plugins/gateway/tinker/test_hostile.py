@@ -17,6 +17,7 @@ from quintain_gateway.tinker.journal import Accepted, Journal
 from ....core.models.tiny import save_tiny
 from .kit import ADAM, Client, datum, prompt
 from .test_calls import run
+from .test_numbers import require_together
 
 TWO = ["tml-one", "tml-two"]
 
@@ -322,6 +323,7 @@ def test_samples_of_several_keys_are_decoded_together_and_are_those_alone(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def program(server: Any, client: Client) -> None:
+        require_together(server.compute)
         clients = [await Client(client.http, client.url, key).open() for key in TWO]
         models_ = [await c.model(seed=i) for i, c in enumerate(clients)]
         samplers = [await c.sampler(m) for c, m in zip(clients, models_, strict=True)]

@@ -231,7 +231,8 @@ class Bank:
         """Return the size of the factors of an adapter of *spec*."""
         wanted = [part for name, part in self._maps.items() if self._wanted(name, spec)]
         cells = sum(spec.rank * (part.in_features + part.out_features) for part in wanted)
-        return cells * self.head.weight.element_size()
+        size: int = self.head.weight.element_size()
+        return cells * size
 
     def head_weight(self) -> Tensor:
         """Return the output layer's weight [V, D] as the adapter in use changes it."""

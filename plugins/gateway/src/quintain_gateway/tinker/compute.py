@@ -88,7 +88,7 @@ class Compute:
         self.vocabulary = self._engine.tokenizer.vocab_size
         self._loop = asyncio.new_event_loop()
         # A GPU's kernels, and models whose own forward decodes, take one request at a time.
-        layers = self._engine.path.startswith("LayerForward") and loaded.module.device.type == "cpu"
+        layers = self._engine.path.startswith("LayerForward") and self._forward.device.type == "cpu"
         self._together: Together | None = None
         if together and layers and rows_are_independent(loaded.module, self.bank):
             about = {"rows": slots, "context": self.context, "words": self.vocabulary}

@@ -141,10 +141,14 @@ class Together:
         """Return whether *requests* may begin beside those that run."""
         rows = sum(len(tenant.rows) for tenant in self._tenants)
         longest = max([_longest(requests), *(tenant.longest for tenant in self._tenants)])
-        return not rows or rows + self._rows_of(requests) <= self._rows_for(longest)
+        # The cache gives no row back while some are in use, and all have one length.
+        taken = max(rows + self._rows_of(requests), self._forward.store.rows)
+        return not rows or taken <= self._rows_for(longest)
 
     def begin(self, name: str, adapter: Adapter | None, requests: Sequence[Request]) -> None:
         """Begin the samples *requests*, which have one prompt; their answer has *name*."""
+        if not self._tenants:
+            self._forward.store.release()
         begin = sum(len(tenant.rows) for tenant in self._tenants)
         count = self._rows_of(requests)
         ids = requests[0].ids
@@ -274,7 +278,8 @@ def rows_are_independent(module: Any, bank: Bank) -> bool:
     config = module.config.get_text_config()
 
     def same(width: int, compute: Callable[[Tensor], Tensor]) -> bool:
-        row, others = torch.randn(1, width, generator=draw), torch.randn(64, width, generator=draw)
+        given = torch.randn(max(TRIED_ROWS) + 1, width, generator=draw).to(bank.head.weight.dtype)
+        row, others = given[:1], given[1:]
         found = []
         for size in TRIED_ROWS:
             for place in {0, size - 1}:
@@ -289,11 +294,10 @@ def rows_are_independent(module: Any, bank: Bank) -> bool:
     def normed(x: Tensor) -> Tensor:
         return functional.rms_norm(x, x.shape[-1:], None, 1e-5)
 
-    maps = [partial(functional.linear, weight=weight) for weight in bank.weights()]
-    checks = [
+    checks: list[tuple[int, Callable[[Tensor], Tensor]]] = [
         (config.hidden_size, normed),
         (2 * config.intermediate_size, gated),
         (config.vocab_size, partial(torch.softmax, dim=-1)),
-        *zip([weight.shape[1] for weight in bank.weights()], maps, strict=True),
     ]
+    checks += [(w.shape[1], partial(functional.linear, weight=w)) for w in bank.weights()]
     return all(same(width, compute) for width, compute in checks)
