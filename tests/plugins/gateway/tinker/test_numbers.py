@@ -14,7 +14,7 @@ from quintain_gateway.tinker import together
 from quintain_gateway.tinker.adapters import Adapter, AdapterSpec, peft_config, write_tensors
 from quintain_gateway.tinker.compute import Compute, sample_request_of
 from quintain_gateway.tinker.requests import Datum, ForwardBackward, TensorData
-from quintain_gateway.tinker.together import rows_are_independent
+from quintain_gateway.tinker.together import rows_in_step
 
 from ....core.models.tiny import save_tiny
 from .kit import IDS, prompt
@@ -320,4 +320,4 @@ def test_where_a_row_depends_on_others_samples_take_turns(
         return original(x, weight, bias) + 1e-6 * x.sum()
 
     monkeypatch.setattr(torch.nn.functional, "linear", of_all_rows)
-    assert not rows_are_independent(compute._forward.module, compute.bank)
+    assert rows_in_step(compute._forward.module, compute.bank, 8) == 0

@@ -24,7 +24,7 @@ from ..errors import invalid, unsupported
 from .adapters import Adapter, Bank
 from .losses import check, loss_of
 from .requests import Datum, ForwardBackward, TensorData, ids_of, reading
-from .together import Together, rows_are_independent
+from .together import Together, rows_in_step
 
 __all__ = ["Compute", "SampleRequest", "sample_request_of"]
 
@@ -90,8 +90,9 @@ class Compute:
         # A GPU's kernels, and models whose own forward decodes, take one request at a time.
         layers = self._engine.path.startswith("LayerForward") and self._forward.device.type == "cpu"
         self._together: Together | None = None
-        if together and layers and rows_are_independent(loaded.module, self.bank):
-            about = {"rows": slots, "context": self.context, "words": self.vocabulary}
+        step = rows_in_step(loaded.module, self.bank, slots) if together and layers else 0
+        if step:
+            about = {"rows": slots, "step": step, "context": self.context, "words": self.vocabulary}
             self._together = Together(loaded.module, self.bank, **about)
         self._begun: dict[str, tuple[Adapter | None, SampleRequest]] = {}
 

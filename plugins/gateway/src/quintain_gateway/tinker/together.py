@@ -3,8 +3,8 @@ tokens of all, and the products with factors and attention are done for each ada
 
 A product of few rows takes the time in which the base's weights are read, so that eight rows cost
 little more than one. The bits of a sample do not depend on the others: a row of a product has the
-same bits in any product of at least `LEAST_ROWS` rows, which `rows_are_independent` tries on the
-machine, and all else has the shape that it has alone.
+same bits in any product whose number of rows is a multiple of some number, which `rows_in_step` finds
+on the machine, and all else has the shape that it has alone.
 
 Shapes: n rows, D hidden size, H query heads, E head size, V vocabulary.
 """
@@ -36,11 +36,13 @@ from quintain.models import Decoder, cache_shape
 
 from .adapters import Adapter, Bank
 
-__all__ = ["Together", "rows_are_independent"]
+__all__ = ["Together", "rows_in_step"]
 
-LEAST_ROWS = 4
-"""Rows of the smallest product: those of fewer are computed by other kernels, with other bits."""
-TRIED_ROWS = (4, 5, 7, 8, 16, 33, 64)
+STEPS = (4, 8, 16)
+"""Numbers that are tried. Products of fewer than 4 rows are computed by other kernels, with other
+bits, and several threads share rows so that some may get as few.
+"""
+TRIED_ROWS = 64
 PREFILL_TOKENS = 4096
 """Tokens of a prompt in one pass."""
 CACHE_BYTES = 2**32
@@ -121,16 +123,19 @@ class Together:
 
     Args:
         rows: of all requests at once, at most.
+        step: number of which the rows of a product are a multiple.
         words: ids of the tokenizer.
     """
 
-    def __init__(self, module: Any, bank: Bank, *, rows: int, context: int, words: int) -> None:
+    def __init__(
+        self, module: Any, bank: Bank, *, rows: int, step: int, context: int, words: int
+    ) -> None:
         decoder = Decoder.of(module)
         assert decoder is not None, "an engine that decodes by layers has found them"
         self._forward = _Forward(decoder, context)
         cells = math.prod(cache_shape(module.config.get_text_config()))
         self._bytes = 2 * cells * decoder.dtype.itemsize  # keys and values of a token
-        self._bank, self._most, self._words = bank, rows, words
+        self._bank, self._most, self._step, self._words = bank, rows, step, words
         self._tenants: list[_Tenant] = []
 
     @property
@@ -205,8 +210,8 @@ class Together:
             requests += tenant.rows
             held = [len(row.cached) if row else 0 for row in tenant.rows]
             lengths += [length or max(held) for length in held]
-        if missing := max(0, LEAST_ROWS - len(requests)):
-            blocks.append((slice(len(requests), LEAST_ROWS), None))
+        if missing := -len(requests) % self._step:
+            blocks.append((slice(len(requests), len(requests) + missing), None))
             requests += [None] * missing
             lengths += [1] * missing
         self._forward.lengths = lengths
@@ -270,18 +275,21 @@ def _longest(requests: Sequence[Request]) -> int:
 
 
 @torch.inference_mode()
-def rows_are_independent(module: Any, bank: Bank) -> bool:
-    """Return whether a row has the same bits beside any others, as far as products of the shapes of
-    *module* show: with other libraries, or more threads, it may not.
+def rows_in_step(module: Any, bank: Bank, most: int) -> int:
+    """Return the number such that a row has the same bits beside any others, as long as the rows of a
+    product are a multiple of it, up to *most* rows; 0 where none is found.
+
+    That is tried with shapes of *module* and no proof: libraries choose their kernels.
     """
     draw = torch.Generator().manual_seed(1)
     config = module.config.get_text_config()
 
-    def same(width: int, compute: Callable[[Tensor], Tensor]) -> bool:
-        given = torch.randn(max(TRIED_ROWS) + 1, width, generator=draw).to(bank.head.weight.dtype)
+    def same(width: int, compute: Callable[[Tensor], Tensor], step: int) -> bool:
+        sizes = {*range(step, TRIED_ROWS + 1, step), -(-most // step) * step}
+        given = torch.randn(max(sizes) + 1, width, generator=draw).to(bank.head.weight.dtype)
         row, others = given[:1], given[1:]
         found = []
-        for size in TRIED_ROWS:
+        for size in sizes:
             for place in {0, size - 1}:
                 rows = torch.cat([others[:place], row, others[place:]])
                 found.append(compute(rows[:size])[place])
@@ -309,4 +317,5 @@ def rows_are_independent(module: Any, bank: Bank) -> bool:
             (w.shape[1], partial(functional.linear, weight=w)),
             (w.shape[1], partial(one_by_one, weight=w[:8])),
         ]
-    return all(same(width, compute) for width, compute in checks)
+    fitting = (step for step in STEPS if all(same(*check, step) for check in checks))
+    return next(fitting, 0)
