@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 from statistics import median
 
+import torch
+from torch.nn import functional
+
 from quintain import Sampling
 from quintain_gateway.tinker.adapters import Adapter, AdapterSpec
 from quintain_gateway.tinker.compute import Compute, SampleRequest
@@ -122,6 +125,23 @@ def sampling(compute: Compute, count: int, rank: int, rows: int, pairs: int) -> 
     )
 
 
+def products(compute: Compute) -> None:
+    """Print the CPU time of all products of a pass over the layers, by the number of rows."""
+    spec = AdapterSpec(rank=1, seed=0, unembedding=False)
+    factors = compute.bank.create(spec).factors.values()
+    weights = [torch.randn(len(second), first.shape[1]) for first, second in factors]
+    for rows in (1, 4, 8, 16, 32, 64, 128, 256, 512):
+        given = {width: torch.randn(rows, width) for width in {w.shape[1] for w in weights}}
+        seconds = []
+        for _ in range(4):
+            began = time.process_time()
+            for weight in weights:
+                functional.linear(given[weight.shape[1]], weight)
+            seconds.append(time.process_time() - began)
+        least = 1000 * min(seconds)
+        print(f"{rows} rows: {least:.1f} ms, {least / rows:.2f} per row", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
@@ -131,10 +151,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--samples", default="", help="samples of a request, as 1,2,4,8")
+    parser.add_argument("--products", action="store_true", help="time of products, by rows")
     parser.add_argument("--pairs", type=int, default=3)
     chosen = parser.parse_args()
     compute = Compute(str(Path(chosen.model).expanduser()), slots=64)
     # Memory first: what passes free is used again, and would hide what adapters take.
+    if chosen.products:
+        products(compute)
     if chosen.counts:
         memory(compute, [int(count) for count in chosen.counts.split(",")], chosen.rank)
     for rows in filter(None, chosen.samples.split(",")):
