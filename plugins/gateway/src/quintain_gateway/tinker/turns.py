@@ -128,24 +128,26 @@ class Turns:
         """
         refused = ""
         while running:
+            while not alone and (following := self._beside(refused)) is not None:
+                refused = self._join(following, running)
             for name, result in self._compute.advance():
                 ended, refused = running.pop(name), ""
                 if isinstance(result, Exception):
                     result = _failure(ended, result)
                 self._finish(ended, result, [])
-            following = None if alone or not running else self._beside(refused)
-            if following is None:
-                continue
-            try:
-                asked = self._asked(following)
-                if not self._compute.fits(asked):
-                    refused = following.id
-                    continue
-                if self._take(following):
-                    self._begin(following, asked, running)
-            except Exception as e:  # noqa: BLE001 -- as above
-                self._take(following)
-                self._finish(following, _failure(following, e), [])
+
+    def _join(self, request: Accepted, running: dict[str, Accepted]) -> str:
+        """Begin *request* beside what is *running*; returns its name where it has to wait for room."""
+        try:
+            asked = self._asked(request)
+            if not self._compute.fits(asked):
+                return request.id
+            if self._take(request):
+                self._begin(request, asked, running)
+        except Exception as e:  # noqa: BLE001 -- whatever it is, the client is told
+            self._take(request)
+            self._finish(request, _failure(request, e), [])
+        return ""
 
     def _begin(self, request: Accepted, asked: SampleRequest, running: dict[str, Accepted]) -> None:
         sampler = json.loads(request.body)["sampling_session_id"]
