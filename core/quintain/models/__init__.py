@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .hf import unreachable as unreachable
     from .kernels import kernels_of as kernels_of
     from .layers import Decoder as Decoder
-    from .layers import attend as attend
     from .layers import cache_shape as cache_shape
     from .layers import fuse_storage as fuse_storage
     from .load import LoadedModel as LoadedModel
