@@ -1,0 +1,66 @@
+"""The interpreter of an environment that has `tinker_cookbook`, and a server for its programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from quintain_gateway.tinker.server import TinkerServer
+
+from ....core.models.tiny import save_tiny
+
+MODEL = "Qwen/Qwen3-4B-Instruct-2507"
+"""The recipes choose the chat format by the name of the model."""
+PACKAGES = ("tinker==0.38.0", "tinker-cookbook==0.6.1")
+
+
+def cookbook_python(folder: Path) -> str:
+    """Return the interpreter that ``QUINTAIN_COOKBOOK_PYTHON`` names, or that of a new environment in
+    *folder*; skips where the packages cannot be installed.
+    """
+    if given := os.environ.get("QUINTAIN_COOKBOOK_PYTHON"):
+        return given
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    inside = str(folder / "bin" / "python")
+    install = [inside, "-m", "pip", "install", "-q", "--no-input", *PACKAGES]
+    found = subprocess.run(install, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(f"{PACKAGES[1]} cannot be installed here: {found.stderr[-300:]}")
+    return inside
+
+
+def run_program(folder: Path, command: Callable[[str], Sequence[str]]) -> tuple[int, str]:
+    """Run a program in *folder* against a server of a tiny model; return its status and output.
+
+    Args:
+        command: makes the words of the program from the address of the server.
+    """
+    (folder / MODEL).parent.mkdir(parents=True, exist_ok=True)
+    save_tiny(folder / MODEL)
+
+    async def inside() -> tuple[int, str]:
+        about = {"host": "127.0.0.1", "port": 0, "max_bytes": 10**7}
+        server = TinkerServer(str(folder / MODEL), MODEL, folder / "state", **about)
+        async with server:
+            environment = {
+                **os.environ,
+                "TINKER_BASE_URL": server.root_url,
+                "TINKER_API_KEY": "tml-test",
+                "HF_HUB_OFFLINE": "1",
+                "HF_DATASETS_CACHE": str(folder / "hub"),
+            }
+            program = await asyncio.create_subprocess_exec(
+                *command(server.root_url), cwd=folder, env=environment,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            out, _ = await program.communicate()
+            assert program.returncode is not None
+            return program.returncode, out.decode()
+
+    return asyncio.run(inside())
