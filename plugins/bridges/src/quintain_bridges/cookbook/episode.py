@@ -17,10 +17,10 @@ from quintain_authoring import Asked, Stepwise
 
 from ..trl import InTRL
 
-__all__ = ["QuintainEnv"]
+__all__ = ["CookbookEpisode"]
 
 
-class QuintainEnv(Env):
+class CookbookEpisode(Env):
     """One episode. Its turns are rendered by a renderer of the cookbook, and the score of the
     episode is the reward of the last one.
 
