@@ -9,6 +9,7 @@ import json
 import secrets
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +38,14 @@ def sdk() -> Any:
             "learner tinker needs Tinker's SDK; pip install 'quintain-learners[tinker]'"
         ) from e
     return tinker
+
+
+def result_of(future: Any) -> Any:
+    """Return what *future* of the SDK becomes. A run updates within its event loop, and the SDK
+    warns there of each call that waits, so another thread waits.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(future.result).result()
 
 
 @contextmanager
@@ -78,9 +87,11 @@ class RemoteAdapter:
             self._service = tinker.ServiceClient(base_url=base_url)
             self._rest = tinker.RestClient(base_url=base_url)
             self.base_model = base_model or self._only_model()
-            self._client = self._service.create_lora_training_client(
-                self.base_model, rank=rank, seed=seed, train_unembed=False, **parts
-            ).result()
+            self._client = result_of(
+                self._service.create_lora_training_client(
+                    self.base_model, rank=rank, seed=seed, train_unembed=False, **parts
+                )
+            )
         except (tinker.TinkerError, ValueError, OSError) as e:
             if isinstance(e, UsageError):
                 raise
@@ -100,7 +111,7 @@ class RemoteAdapter:
         """Return the log-probs of the tokens at the positions of *rows*, in their order, [N]."""
         with asking("compute log-probs"):
             data = [_datum(row, [0.0] * len(row.positions)) for row in rows]
-            outputs = self._client.forward(data, "cross_entropy").result().loss_fn_outputs
+            outputs = result_of(self._client.forward(data, "cross_entropy")).loss_fn_outputs
         found: list[float] = []
         for row, output in zip(rows, outputs, strict=True):
             values = output["logprobs"].data
@@ -113,12 +124,12 @@ class RemoteAdapter:
         with asking("score tokens by its base model"):
             if self._sampler is None:
                 created = self._service.create_sampling_client(base_model=self.base_model)
-                self._sampler = created.result()
+                self._sampler = result_of(created)
             asked = [
                 self._sampler.compute_logprobs(types.ModelInput.from_ints([*row.ids]))
                 for row in rows
             ]
-            scored = [future.result() for future in asked]
+            scored = [result_of(future) for future in asked]
         return [
             float(values[position])
             for row, values in zip(rows, scored, strict=True)
@@ -145,40 +156,41 @@ class RemoteAdapter:
         parts, self._parts = self._parts, []
         with asking("take a step"):
             passes = self._client.forward_backward(parts, "cross_entropy")
-            passes.result()  # a refusal must not be followed by a step
-            done = self._client.optim_step(sdk().types.AdamParams(**settings)).result()
+            result_of(passes)  # a refusal must not be followed by a step
+            done = result_of(self._client.optim_step(sdk().types.AdamParams(**settings)))
         return float(done.metrics["grad_norm:mean"])
 
     def save(self) -> str:
         """Keep adapter and moments on the server and return their path."""
         with asking("save its state"):
-            return str(self._client.save_state(_name()).result().path)
+            return str(result_of(self._client.save_state(_name())).path)
 
     def load(self, path: str) -> None:
         """Restore what `save` kept."""
         with asking(f"load {path}"):
             created = self._service.create_training_client_from_state_with_optimizer(path)
-            self._client = created.result()
+            self._client = result_of(created)
 
     def export(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the adapter's tensors under the names of peft, and its configuration."""
         from safetensors.torch import load
 
         with asking("export the adapter"):
-            path = self._client.save_weights_external(_name(), ttl_seconds=KEPT_SECONDS).result()
-            urls = self._rest.get_external_weights_urls(path.path).result().urls
+            saved = self._client.save_weights_external(_name(), ttl_seconds=KEPT_SECONDS)
+            path = result_of(saved).path
+            urls = result_of(self._rest.get_external_weights_urls(path)).urls
             files = {name: _read(url) for name, url in urls.items()}
-            self._rest.delete_checkpoint_from_tinker_path(path.path).result()
+            result_of(self._rest.delete_checkpoint_from_tinker_path(path))
         config: dict[str, Any] = json.loads(files["adapter_config.json"])
         return load(files["adapter_model.safetensors"]), config
 
     def close(self) -> None:
         """End the session. What was saved stays."""
         with asking("end the session"):
-            self._service.close("success").result()
+            result_of(self._service.close("success"))
 
     def _only_model(self) -> str:
-        offered = self._rest.get_server_capabilities().result()
+        offered = result_of(self._rest.get_server_capabilities())
         models = [one.model_name for one in offered.supported_models]
         if len(models) != 1:
             raise UsageError(
