@@ -214,7 +214,7 @@ class _Logps(torch.autograd.Function):
         return torch.tensor(remote.logps(rows), dtype=anchor.dtype, device=anchor.device)
 
     @staticmethod
-    def backward(ctx: Any, gradient_N: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient_N: Tensor) -> Any:
         (anchor,) = ctx.saved_tensors
         ctx.remote.backward(ctx.rows, gradient_N)
         return torch.zeros_like(anchor), None, None
