@@ -53,7 +53,11 @@ class Tinker(LearnerKind):
         **settings: Any,
     ) -> TinkerLearner:
         settings["max_sample_mismatch"] = max_sample_mismatch
-        where: dict[str, Any] = {"base_url": self.base_url, "base_model": self.base_model, "seed": self.seed}
+        where: dict[str, Any] = {
+            "base_url": self.base_url,
+            "base_model": self.base_model,
+            "seed": self.seed,
+        }
         return TinkerLearner(module, algorithm, **where, **settings)
 
     def bytes_per_parameter(self, *, adapters: bool) -> BytesPerParameter:
