@@ -13,7 +13,7 @@ from quintain.errors import UsageError
 from quintain_authoring import EnvironmentSuite
 from quintain_env_pictures import Bars, Counting, PictureEnvironment
 from quintain_env_pictures.seen import COLOURS
-from quintain_pictures.messages import REFERENCE
+from quintain_vision.messages import REFERENCE
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from quintain import (
 )
 from quintain.errors import UsageError
 from quintain.interfaces import SPLITS
-from quintain_pictures import picture
+from quintain_vision import picture
 
 COLOURS = {
     "red": (214, 39, 40),

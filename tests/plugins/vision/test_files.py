@@ -14,10 +14,10 @@ from PIL import Image
 
 from quintain import Message, Task
 from quintain.console import printable
-from quintain_pictures import PictureError, PictureLimits, message, picture, shown
-from quintain_pictures.files import Picture, read
-from quintain_pictures.messages import REFERENCE
-from quintain_pictures.store import folder, get
+from quintain_vision import PictureError, PictureLimits, message, picture, shown
+from quintain_vision.files import Picture, read
+from quintain_vision.messages import REFERENCE
+from quintain_vision.store import folder, get
 
 LIMITS = PictureLimits()
 

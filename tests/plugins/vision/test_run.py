@@ -86,7 +86,7 @@ def test_a_server_gets_no_message_with_a_picture() -> None:
     from quintain import Message
     from quintain.errors import UsageError
     from quintain_engines.openai.protocol import message_json
-    from quintain_pictures import picture
+    from quintain_vision import picture
 
     text = picture(PNG)
     with pytest.raises(UsageError, match="not sent to servers"):

@@ -21,11 +21,11 @@ from quintain.errors import UsageError
 from quintain.models import PICTURE_TOKENS, Forward, LoadedModel, TokenSequence, load_model
 from quintain.rollouts.chat.bridge import Conversation
 from quintain.types.transcript import TokenSource, Transcript
-from quintain_pictures import message, picture
-from quintain_pictures.module import tower_parts
-from quintain_pictures.source import PictureModel
-from quintain_pictures.tokenizer import PictureTokenizer
-from quintain_pictures.tokens import digits_of, key_of
+from quintain_vision import message, picture
+from quintain_vision.module import tower_parts
+from quintain_vision.source import PictureModel
+from quintain_vision.tokenizer import PictureTokenizer
+from quintain_vision.tokens import digits_of, key_of
 
 from . import tiny
 

@@ -1,6 +1,6 @@
 """Pictures in messages: read, checked, stored once, and referred to in the text of a message.
 
-What models see of them is in `quintain_pictures.source`, which needs torch and transformers.
+What models see of them is in `quintain_vision.source`, which needs torch and transformers.
 """
 
 from __future__ import annotations
