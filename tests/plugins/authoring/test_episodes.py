@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.errors import InfrastructureError, LimitReached, UnknownNameError, UsageError
+from quintain.errors import (
+    EnvironmentFault,
+    InfrastructureError,
+    LimitReached,
+    UnknownNameError,
+    UsageError,
+)
 from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.engine import Reply
 from quintain.interfaces.environment import Environment, control
@@ -23,7 +29,7 @@ from quintain.types.rollout import TerminationKind
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task, ToolCall
 from quintain.types.transcript import TokenSource
-from quintain_authoring import ControlEngine, ScriptedEngine, run_episode
+from quintain_authoring import Asked, ControlEngine, ScriptedEngine, Stepwise, run_episode
 from quintain_authoring.byte_tokenizer import ByteTokenizer
 from quintain_authoring.scripted import conversation, fake_logp, written
 
@@ -231,3 +237,28 @@ def test_concurrent_controls_keep_their_tasks_apart() -> None:
         run_groups(requests, RolloutContext(engine=ControlEngine(environment, "oracle")))
     )
     assert [r.outcome.total for g in groups for r in g.rollouts if r.outcome] == [1.0] * 12
+
+
+# ---- an episode, step by step ---------------------------------------------------------------------
+
+
+def test_an_episode_that_ends_while_its_question_waits_is_a_failure() -> None:
+    """A policy that is asked for longer than the limit of time gets the episode, which has no score,
+    and an error from then on.
+    """
+
+    class Brief(Guess):
+        limits = Limits(turns=4, seconds=0.05)
+
+    async def play() -> Any:
+        async with Stepwise(Brief(), next(iter(Brief().tasks("train")))) as episode:
+            assert isinstance(await episode.next(), Asked)
+            await asyncio.sleep(0.5)
+            ended = await episode.next(Reply(text="5"))
+            with pytest.raises(EnvironmentFault, match="the episode is over"):
+                await episode.next(Reply(text="5"))
+            return ended
+
+    ended = asyncio.run(play())
+    assert ended.termination.kind is TerminationKind.TIMEOUT
+    assert ended.outcome is None

@@ -72,6 +72,7 @@ class Stepwise:
         self._read: dict[str, int] = {}
         self._turn = asyncio.Lock()  # players that are asked at once take turns
         self._play: asyncio.Task[Rollout[Any, Any]] | None = None
+        self._returned = False  # the episode, to the caller
 
     async def __aenter__(self) -> Self:
         self._play = asyncio.create_task(self._played())
@@ -85,13 +86,14 @@ class Stepwise:
 
     async def next(self, reply: Reply | None = None) -> Asked | Rollout[Any, Any]:
         """Give *reply* to the last question, if there was one. Return the next question, or the
-        episode, which is scored, where it ended.
+        episode, which is scored, where it ended. It may have ended by its limit of time while its
+        question waited: then it has failed, and the reply is not read.
 
         Raises:
             UsageError: the recipe or the code of the environment is wrong.
             EnvironmentFault: the episode is over, or not yet begun.
         """
-        if self._play is None or (self._play.done() and self._questions.empty()):
+        if self._play is None or self._returned:
             raise EnvironmentFault("the episode is over; begin another one")
         if reply is not None:
             self._replies.put_nowait(reply)
@@ -100,6 +102,7 @@ class Stepwise:
         if question.done():
             return question.result()
         question.cancel()
+        self._returned = True
         return self._play.result()
 
     async def _played(self) -> Rollout[Any, Any]:
