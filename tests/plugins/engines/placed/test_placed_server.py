@@ -108,6 +108,29 @@ def test_whoever_is_killed_it_is_gone_and_nothing_stays(cluster: LocalCluster, w
     run(work)
 
 
+def test_a_keeper_that_is_told_to_end_ends_what_the_server_has_started(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """As by the machine of a run that was killed."""
+    file = tmp_path / "child"
+    code = (
+        "import subprocess\n"
+        f"open({str(file)!r}, 'w').write(str(subprocess.Popen(['sleep', '60']).pid) + '.')\n"
+    )
+
+    async def work() -> None:
+        server = await PlacedServer(cluster).start(["-c", code + ECHO, *WORDS[2:]], patience=30)
+        await asked(server)
+        await until(lambda: file.exists() and file.read_text().endswith("."))
+        placed = cluster.placed[0]
+        assert isinstance(placed, LocalProcess)
+        placed.process.terminate()
+        await until(lambda: not lives(server.pid) and not lives(int(file.read_text()[:-1])))
+        await server.close()
+
+    run(work)
+
+
 def test_one_that_does_not_start_says_why(cluster: LocalCluster) -> None:
     async def work() -> None:
         words = ["-c", "import sys; sys.exit('no GPU here')"]

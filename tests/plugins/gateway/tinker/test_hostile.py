@@ -405,3 +405,18 @@ def test_the_journal_keeps_no_body_without_need_and_results_by_session(
     assert names == {"slow", "last", "fast-0", "fast-4", "fast-5"}
     assert [r.id for r in kept.since("m", -1)] == ["fast-0"]
     kept.close()
+
+
+def test_many_samples_that_end_on_their_first_token(base: Path, tmp_path: Path) -> None:
+    """More of them than Python has frames for: one follows the other in the same row."""
+
+    async def program(server: Any, client: Client) -> None:
+        require_together(server.compute)
+        await client.open()
+        sampler = await client.sampler(await client.model())
+        body = prompt(num_samples=600, params={"max_tokens": 1, "seed": 1})
+        asked = {**body, "sampling_session_id": sampler, "seq_id": 9}
+        told = await client.result(await client.post("asample", asked))
+        assert len(told["sequences"]) == 600
+
+    run(base, tmp_path, program)

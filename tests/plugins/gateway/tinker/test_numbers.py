@@ -297,17 +297,20 @@ def test_the_memory_of_samples_is_bounded(
 ) -> None:
     require_together(compute)
     decoder: Any = compute._together
+    monkeypatch.setattr(decoder, "_step", 4)
     asked = sample_request_of(
-        prompt(num_samples=5, params={"max_tokens": 10}), "r", compute.vocabulary
+        prompt(num_samples=7, params={"max_tokens": 10}), "r", compute.vocabulary
     )
-    monkeypatch.setattr(together, "CACHE_BYTES", decoder._bytes * 60)  # 2 rows of 30 tokens
+    limit = decoder._bytes * 180  # 6 rows of 30 tokens, of which a product has 4
+    monkeypatch.setattr(together, "CACHE_BYTES", limit)
     compute.begin("first", None, asked)
-    assert len(decoder._tenants[0].rows) == 2
+    assert len(decoder._tenants[0].rows) == 4
     assert not compute.fits(asked)
     found: dict[str, Any] = {}
     while compute._begun:
         found.update(compute.advance())
-    assert len(found["first"]["sequences"]) == 5
+        assert decoder._forward.store.rows <= 4
+    assert len(found["first"]["sequences"]) == 7
 
 
 def test_where_a_row_depends_on_others_samples_take_turns(

@@ -145,6 +145,22 @@ def test_a_resumed_learner_continues_bit_for_bit(learner: Any) -> None:
         assert torch.equal(actual, expected)
 
 
+def test_a_checkpoint_that_asks_twice_has_one_state_on_the_server(learner: Any) -> None:
+    """It asks for the size first. After a step, and not after a load, there is another one."""
+
+    def path(of: Any) -> str:
+        return str(of.optimizer.state_dict()["path"])
+
+    one = learner()
+    one.step(batch())
+    first = path(one)
+    assert path(one) == first
+    one.load_state_dict(one.state_dict())
+    assert path(one) == first
+    one.step(batch(seed=1))
+    assert path(one) != first
+
+
 def test_gradients_that_no_step_followed_are_forgotten(learner: Any) -> None:
     """As where doubtful samples are left out after the backward pass."""
     remote = learner()

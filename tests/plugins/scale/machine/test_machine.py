@@ -110,6 +110,29 @@ def test_a_process_that_is_killed_starts_again_on_its_device(tmp_path: Path) -> 
         assert str(placed.ended).startswith("exit code -9")
 
 
+def test_a_process_that_leaves_one_behind_has_ended(tmp_path: Path) -> None:
+    """Also if that holds its output open: its device is free."""
+    code = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, flush=True)"
+    with machine(sample=1, learn=1, devices=2) as made:
+        words = ("-c", code)
+        (placed,) = made.start([ProcessRequest(role="rank", words=words, gpus=1)])
+        assert within(30, lambda: placed.ended is not None)
+        said = str(placed.ended)
+        assert said.startswith("exit code 0: ")
+        os.kill(int(said.split()[-1]), signal.SIGKILL)
+        assert made.start([request("rank", tmp_path)])[0].host == made.host
+
+
+def test_a_process_that_cannot_be_started_says_why(tmp_path: Path) -> None:
+    with machine(sample=1, learn=1, devices=2) as made:
+        too_long = {"LONG": "x" * 2**22}
+        asked = ProcessRequest(role="rank", words=("-c", ""), gpus=1, environment=too_long)
+        (placed,) = made.start([asked])
+        assert within(30, lambda: placed.ended is not None)
+        assert "Argument list too long" in str(placed.ended)
+        assert made.start([request("rank", tmp_path)])[0].host == made.host
+
+
 def test_more_than_there_is_is_refused(tmp_path: Path) -> None:
     """Where nothing that runs would ever make room."""
     with machine(sample=2, learn=1, devices=3) as made:

@@ -57,6 +57,13 @@ def main(words: Sequence[str]) -> int:
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
+
+        def told_to_end(*_: object) -> None:
+            with suppress(OSError):  # the run is gone already
+                run.shutdown(socket.SHUT_RD)
+
+        # As with the end of the connection, the server's own processes end, too.
+        signal.signal(signal.SIGTERM, told_to_end)
         said = {"host": own, "port": int(place["{port}"]), "pid": server.pid}
         run.sendall(json.dumps(said).encode() + b"\n")
         ended = os.pidfd_open(server.pid)

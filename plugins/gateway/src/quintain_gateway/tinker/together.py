@@ -193,7 +193,9 @@ class Together:
         self._tenants = [tenant for tenant in self._tenants if tenant.name not in gone]
 
     def _rows_for(self, longest: int) -> int:
-        return max(1, min(self._most, CACHE_BYTES // (longest * self._bytes)))
+        # Rows of nobody, which fill products up, are in the cache as well.
+        room = CACHE_BYTES // (longest * self._bytes) // self._step * self._step
+        return max(1, min(self._most, room))
 
     def _rows_of(self, requests: Sequence[Request]) -> int:
         """Return how many of *requests* are decoded at once: what others do has no part in it."""
@@ -226,6 +228,7 @@ class Together:
                 if request is not None:
                     request.append(tokens, logps, 0)
                     self._settle(tenant, row)
+                    self._seat(tenant, row)
 
     def _seat(self, tenant: _Tenant, row: int) -> None:
         """Let the next sample of *tenant* begin in its *row*, which holds the prompt."""
@@ -247,7 +250,6 @@ class Together:
         if finish is not None:
             tenant.ended[tenant.places.pop(request)] = request.sampled(*finish)
             tenant.rows[row] = None
-            self._seat(tenant, row)
 
     def _close_gaps(self) -> None:
         """Move rows together where half of those of a request have ended, and where one is over.

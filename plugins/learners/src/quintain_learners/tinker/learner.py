@@ -237,9 +237,11 @@ class RemoteAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], settings: dict[str, Any]) -> None:
         self.norms: list[float] = []
+        self._kept: str | None = None  # where the server has what is here now
         super().__init__(groups, settings)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._kept = None
         group = self.param_groups[0]
         beta1, beta2 = group["betas"]
         norm = self.remote.step(
@@ -254,11 +256,14 @@ class RemoteAdamW(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the server keeps adapter and moments."""
-        return {"path": self.remote.save()}
+        if self._kept is None:  # a checkpoint asks twice, for its size and for its content
+            self._kept = self.remote.save()
+        return {"path": self._kept}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what `state_dict` told."""
         self.remote.load(state_dict["path"])
+        self._kept = state_dict["path"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,11 +125,14 @@ class Joined:
                 if number in self._killed:
                     process.kill()
 
-        status, words = run_tied(
-            said["words"], said["environment"], said["folder"], said=_passed_on, began=began
-        )
+        try:
+            status, words = run_tied(
+                said["words"], said["environment"], said["folder"], said=_passed_on, began=began
+            )
+        except OSError as error:  # it could not be started
+            status, words = 1, str(error)
         with self._lock:
-            del self._processes[number]
+            self._processes.pop(number, None)
             with suppress(OSError):  # the run is gone
                 ended = {"ended": number, "status": status, "words": words}
                 self._run.sendall(json.dumps(ended).encode() + b"\n")

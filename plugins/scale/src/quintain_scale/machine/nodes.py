@@ -150,7 +150,7 @@ def joined(machines: int, rendezvous: str, devices: int, patience: float) -> lis
                         "cluster machine: refused a connection from %s: %s", origin[0], error
                     )
                     continue
-                if number >= machines or len(names) < devices:
+                if not 0 <= number < machines or len(names) < devices:
                     raise UsageError(
                         f"cluster machine: machine {number} at {origin[0]} has {len(names)} devices; "
                         f"expected numbers from 0 to {machines - 1} and {devices} devices: change "

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 LAST_LINES = 20
 """Lines of output that are kept as the last words of a process."""
+LAST_SECONDS = 5.0
+"""For which the rest of the output of a process that has ended is waited for."""
 
 
 def run_tied(
@@ -22,13 +25,17 @@ def run_tied(
 ) -> tuple[int, str]:
     """Run Python with *words*; return its exit code and last words.
 
-    It is killed when the thread that calls this ends.
+    It gets SIGTERM when the thread that calls this ends. What it started itself may live on, and is
+    not waited for.
 
     Args:
         environment: variables beside those of this process.
         folder: where it runs, if this machine has it.
         said: gets each line of its output.
         began: gets the process as soon as it runs.
+
+    Raises:
+        OSError: it cannot be started, as without memory.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "quintain_scale.machine.tied", str(os.getpid()), *words],
@@ -42,10 +49,18 @@ def run_tied(
     )
     began(process)
     last: deque[str] = deque(maxlen=LAST_LINES)
-    assert process.stdout is not None
-    for line in process.stdout:
-        said(line)
-        last.append(line)
+    output = process.stdout
+    assert output is not None
+
+    def read() -> None:
+        with output:
+            for line in output:
+                said(line)
+                last.append(line)
+
+    # A process that it leaves behind may hold its output open.
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
     status = process.wait()
-    process.stdout.close()
-    return status, "".join(last).strip()
+    reader.join(LAST_SECONDS)
+    return status, "".join([*last]).strip()

@@ -10,7 +10,7 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG; a keeper then ends its server
     if os.getppid() != int(sys.argv[1]):  # it has ended before
         sys.exit(1)
     os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
