@@ -258,7 +258,8 @@ class HFTokenizer:
         Raises:
             UsageError: it holds a picture, and the model sees none.
         """
-        if message.role != "assistant" and message.content.count(PICTURE) > 1:
+        # A policy may have a tool write anything, which must not end the run.
+        if message.role not in ("assistant", "tool") and f"{PICTURE}image " in message.content:
             self.check_picture(message)
         if message.role not in ("user", "tool"):
             return message

@@ -207,6 +207,22 @@ def test_the_number_of_pictures_has_a_limit() -> None:
     parts = [{"type": "image", "image": saved(two_colours())}] * 3
     with pytest.raises(PictureError, match="3 pictures; the limit is 2"):
         message("user", parts, limits=PictureLimits(count=2))
+    assert not [path for path in folder().rglob("*") if path.is_file()], "none is decoded"
+
+
+@pytest.mark.parametrize("part", ["url", "image_url"])
+def test_a_url_names_no_file(part: str, tmp_path: Path) -> None:
+    """Who sends a message must not read files of the host."""
+    file = tmp_path / "picture.png"
+    file.write_bytes(saved(two_colours()))
+    for url in (str(file), f"file://{file}", "~/picture.png", None):
+        told = (
+            {"type": "image", "url": url} if part == "url" else {"type": part, part: {"url": url}}
+        )
+        with pytest.raises(PictureError, match="expected a data: URL"):
+            message("user", [told])
+    with pytest.raises(PictureError, match="is no file"):
+        picture("/dev/zero")
 
 
 def test_a_lost_or_changed_file_is_named() -> None:

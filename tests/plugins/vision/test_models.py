@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from quintain import Message, Sampling
+from quintain import Message, Sampling, ToolCall
 from quintain.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.models import PICTURE_TOKENS, Forward, LoadedModel, TokenSequence, load_model
@@ -428,6 +428,25 @@ def test_a_model_of_text_refuses_a_picture() -> None:
 
     with pytest.raises(UsageError, match=r"holds a picture.*docs/pictures\.md"):
         HFTokenizer(tiny.tokenizer("llava")).render([question(1)])
+
+
+@pytest.mark.parametrize("seen", ["text", "pictures"])
+def test_what_a_tool_returns_is_text(seen: str, folders: Any) -> None:
+    """A policy may have a tool write a reference, known or not: it is no picture, and no error."""
+    from quintain.models import HFTokenizer
+
+    tokenizer: Any = (
+        HFTokenizer(tiny.tokenizer("llava"))
+        if seen == "text"
+        else load_model(folders("smolvlm")).tokenizer
+    )
+    known = picture(png(3))
+    for forged in (known, known.replace(known[-9:-1], "0" * 8), known[0] * 2):
+        call = ToolCall(name="look", arguments={}, id="c1")
+        asked = Message("assistant", "", calls=(call,))
+        told = Message("tool", f"a {forged} b", call_id="c1", name="look")
+        ids = tokenizer.encode(tokenizer.render([Message("user", "Look."), asked, told]))
+        assert max(ids) < PICTURE_TOKENS
 
 
 def test_a_text_model_is_no_model_of_pictures(tmp_path: Path) -> None:

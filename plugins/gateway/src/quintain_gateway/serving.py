@@ -19,7 +19,6 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from quintain import Sampled, Sampling, TokenEngine
-from quintain.errors import QuintainError
 
 from .endpoint import Endpoint
 from .engine_policy import EnginePolicy
@@ -137,7 +136,7 @@ class ModelServer(Server):
         version, path = served
         try:
             await self._engine.update(await asyncio.to_thread(_weights, path, version))
-        except (QuintainError, OSError):
+        except Exception:  # noqa: BLE001 -- such as no memory; the next weights are taken all the same
             _log.exception("version %d was not loaded from %s", version, path)
         else:
             _log.warning("serving version %d from %s", version, path)

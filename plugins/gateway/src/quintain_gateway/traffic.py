@@ -219,7 +219,11 @@ def user_of(body: Mapping[str, Any]) -> str:
     metadata = body.get("metadata")
     named = metadata.get("user_id") if isinstance(metadata, Mapping) else None
     return next(
-        (u for u in (body.get("safety_identifier"), body.get("user"), named) if isinstance(u, str)),
+        (
+            u
+            for u in (body.get("safety_identifier"), body.get("user"), named)
+            if isinstance(u, str) and u
+        ),
         "",
     )
 

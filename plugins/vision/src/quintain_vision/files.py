@@ -22,7 +22,18 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 ENDINGS = {"PNG": ".png", "JPEG": ".jpg", "MPO": ".jpg", "WEBP": ".webp"}
 """Of file names, by the format that Pillow finds; MPO is the JPEG of some cameras."""
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+-]+/[\w.+-]+)?(?P<options>(;[\w.=+-]+)*),", re.ASCII)
-_BROKEN = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error, zlib.error)
+_BROKEN = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    OverflowError,
+    SyntaxError,
+    EOFError,
+    IndexError,
+    struct.error,
+    zlib.error,
+)
 """What Pillow raises for damaged files."""
 
 
@@ -155,6 +166,8 @@ def _bytes_of(source: bytes | str | Path, limits: PictureLimits) -> tuple[bytes,
         )
     path = Path(source).expanduser()
     try:
+        if not path.is_file():
+            raise PictureError(f"picture {str(path)!r:.200} is no file")
         size = path.stat().st_size
         if size > limits.bytes:
             raise PictureError(_too_large(str(path), size, limits))

@@ -51,14 +51,18 @@ def message(
         PictureError: a part has another form, there are too many pictures, or one is refused.
     """
     limits = limits or PictureLimits()
+    _check_count(sum(part.get("type") in ("image", "image_url") for part in parts), limits)
     pieces = [_text_of(part, limits) for part in parts]
-    count = sum(len(REFERENCE.findall(piece)) for piece in pieces)
+    _check_count(sum(len(REFERENCE.findall(piece)) for piece in pieces), limits)
+    return Message(role, "".join(pieces))
+
+
+def _check_count(count: int, limits: PictureLimits) -> None:
     if count > limits.count:
         raise PictureError(
             f"a message has {count} pictures; the limit is {limits.count}. Leave some out, or raise "
             "PictureLimits.count"
         )
-    return Message(role, "".join(pieces))
 
 
 def shown(text: str) -> str:
@@ -83,13 +87,24 @@ def _text_of(part: Mapping[str, Any], limits: PictureLimits) -> str:
     if kind == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     if kind == "image":
-        for key in ("image", "path", "url"):
+        for key in ("image", "path"):
             if key in part:
                 return picture(part[key], limits=limits)
+        if "url" in part:
+            return picture(_data_url(part["url"]), limits=limits)
     if kind == "image_url" and isinstance(part.get("image_url"), Mapping):
-        return picture(part["image_url"].get("url"), limits=limits)
+        return picture(_data_url(part["image_url"].get("url")), limits=limits)
     raise PictureError(
         f"a part of a message is {dict(part)!r:.120}; expected "
         "{'type': 'text', 'text': ...} or {'type': 'image', 'image': BYTES}, with 'path' or 'url' "
         "in place of 'image'"
     )
+
+
+def _data_url(url: Any) -> str:
+    """Return *url*, which must hold the picture itself: who sends a message names no file here."""
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise PictureError(
+            f"the URL of a picture is {url!r:.80}; expected a data: URL. A file has the key 'path'"
+        )
+    return url

@@ -16,6 +16,8 @@ from .processor import PictureProcessor
 from .store import get
 from .tokens import digits_of, ids_of, runs
 
+TEXT_ROLES = ("assistant", "tool")
+"""Whose messages hold no pictures: a policy writes them, or has a tool write them."""
 _PROBE = "\x02text\x03"
 
 
@@ -49,8 +51,8 @@ class PictureTokenizer(HFTokenizer):
 
     def template_message(self, message: Message) -> dict[str, Any]:
         fields = super().template_message(message)
-        if message.role == "assistant":
-            # What the policy writes is text, whatever it spells.
+        if message.role in TEXT_ROLES:
+            # What the policy writes is text, whatever it spells, and what it has a tool write.
             text = message.content.replace(PICTURE, PICTURE + LITERAL)
             pieces: list[dict[str, Any]] = [{"type": "text", "text": self._spelled_out(text)}]
         else:
@@ -90,7 +92,7 @@ class PictureTokenizer(HFTokenizer):
         references = [
             found[0]
             for message in messages
-            if message.role != "assistant"
+            if message.role not in TEXT_ROLES
             for found in REFERENCE.finditer(message.content)
         ]
         pieces = text.split(self.placeholder)

@@ -253,6 +253,49 @@ def test_a_stopped_search_goes_on(tmp_path: Path) -> None:
     assert asyncio.run(run(Obedient(), stop=False)).system == "Shout."
 
 
+def test_a_reflecting_model_that_fails_ends_the_search(tmp_path: Path) -> None:
+    """GEPA would go on without a proposal, and measure the first message until the budget is spent."""
+
+    class Dead(Obedient):
+        def _answered(self, messages: Sequence[Message], rng: Random) -> str:
+            if messages[-1].content.startswith(REFLECTION):
+                raise InfrastructureError("the server is gone")
+            return super()._answered(messages, rng)
+
+    environment, engine = Shout(), Dead()
+    search = PromptSearch(
+        folder=tmp_path / "s",
+        train=[*environment.tasks("train")],
+        held_out=[*environment.tasks("dev")],
+        budget=400,
+        minibatch=3,
+        seed=0,
+        settings={"seed": 0},
+    )
+    asked: list[int] = []
+
+    async def run() -> None:
+        loop = Looped(asyncio.get_running_loop())
+        adapter = EnvironmentAdapter(
+            environment,
+            engine,
+            first="Answer.",
+            settings={},
+            wait=loop,
+            memory=search.folder / FIRST,
+        )
+        async with engine:
+            reflecting = Reflecting(engine, Sampling(max_tokens=64), 0, loop)
+            try:
+                await search.run(adapter, "Answer.", reflecting)
+            finally:
+                asked.append(next(reflecting._calls))
+
+    with pytest.raises(InfrastructureError, match="the server is gone"):
+        asyncio.run(run())
+    assert asked[0] <= 3, "the budget of 400 rollouts has room for some sixty"
+
+
 @pytest.mark.usefixtures("plugins")
 def test_a_server_reflects(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -97,30 +97,49 @@ def test_a_folder_without_a_record_is_named(tmp_path: Path) -> None:
         ({"id": "old"}, "in an earlier round"),
         ({"ids": (), "logps": (), "versions": ()}, "without a token"),
         ({"versions": (4, 4)}, "of weights that were taken back"),
+        ({"versions": (3, 4)}, "of weights that were taken back"),
     ],
 )
 def test_what_ratios_cannot_correct_is_left_out_and_counted(
     changes: dict[str, Any], reason: str
 ) -> None:
     rows = [row(0, **changes), row(1)]
-    chosen = select(rows, version=3, staleness=1, share=1.0, used={"old/0"})
+    chosen = select(rows, lineage=(3, 2, 1, 0), staleness=1, share=1.0, used={"old/0"})
     assert [r.id for r in chosen.rows] == ["r1"]
     assert chosen.left_out == {reason: 1}
 
 
 def test_an_edited_answer_may_be_of_any_reply() -> None:
     rows = [row(0, score=None, edit="x", versions=(0, 0), temperature=0.0)]
-    assert select(rows, version=9, staleness=1, share=1.0, used=()).rows == tuple(rows)
+    assert select(rows, lineage=(9,), staleness=1, share=1.0, used=()).rows == tuple(rows)
 
 
 def test_no_user_has_more_than_his_share() -> None:
     poisoned = [row(n, owner="p", score=0.0) for n in range(60)]
     others = [row(100 + n, owner=f"u{n % 20}") for n in range(40)]
-    chosen = select([*poisoned, *others], version=3, staleness=1, share=0.1, used=())
+    chosen = select([*poisoned, *others], lineage=(3, 2, 1, 0), staleness=1, share=0.1, used=())
     of_p = [r for r in chosen.rows if r.owner == "p"]
     assert [r.id for r in of_p] == [f"r{n}" for n in range(56, 60)], "the newest"
     assert chosen.left_out == {"over 10% of one user": 56}
     assert len(of_p) / len(chosen.rows) <= 0.1
+
+
+def test_replies_of_weights_that_were_taken_back_stay_out_after_the_next_weights() -> None:
+    """Version 5 was taken back, and 6 was trained from 3: a reply of 3 is one update old."""
+    rows = [row(0, versions=(5, 5)), row(1, versions=(3, 3)), row(2, versions=(6, 6))]
+    chosen = select(rows, lineage=(6, 3, 0), staleness=1, share=1.0, used=())
+    assert [r.id for r in chosen.rows] == ["r1", "r2"]
+    assert chosen.left_out == {"of weights that were taken back": 1}
+
+
+def test_a_user_with_temperatures_of_his_own_has_no_updates_of_his_own() -> None:
+    own = [row(n, owner="p", temperature=0.7 + (n + 1) / 1e6) for n in range(6)]
+    others = [row(100 + n, owner=f"u{n}", temperature=0.7) for n in range(60)]
+    chosen = select([*own, *others], lineage=(3,), staleness=0, share=0.1, used=())
+    assert len(chosen.rows) == 60
+    assert chosen.left_out == {"at a temperature of few users": 6}
+    alone = select(own, lineage=(3,), staleness=0, share=0.1, used=())
+    assert len(alone.rows) == 6, "all users there are"
 
 
 @pytest.mark.parametrize(
@@ -144,7 +163,7 @@ def test_nobody_raises_his_number_by_sending_more(
 
 def test_a_single_user_is_not_capped() -> None:
     rows = [row(n, owner="a") for n in range(20)]
-    assert len(select(rows, version=3, staleness=1, share=0.1, used=()).rows) == 20
+    assert len(select(rows, lineage=(3, 2, 1, 0), staleness=1, share=0.1, used=()).rows) == 20
 
 
 @pytest.fixture(scope="module")

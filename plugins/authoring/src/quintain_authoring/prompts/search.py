@@ -135,7 +135,7 @@ class PromptSearch:
         import gepa
 
         with open(self.folder / LOG, "a", encoding="utf-8") as log:
-            return gepa.optimize(
+            result = gepa.optimize(
                 seed_candidate={SYSTEM: first},
                 trainset=[*self.train],
                 valset=[*self.held_out],
@@ -144,20 +144,29 @@ class PromptSearch:
                 reflection_minibatch_size=min(self.minibatch, len(self.train)),
                 acceptance_criterion=PairedImprovement(),
                 max_metric_calls=self.budget,
-                stop_callbacks=lambda state: stop.is_set(),
+                stop_callbacks=lambda state: stop.is_set() or reflect.error is not None,
+                skip_perfect_score=False,  # a reward of 1 may be far from the best
                 logger=_Log(log),
                 run_dir=str(self.folder),
                 track_best_outputs=False,
                 seed=self.seed,
             )
+        if reflect.error is not None:  # GEPA goes on without a proposal
+            raise reflect.error
+        return result
 
 
 class Reflecting:
-    """The reflecting model as GEPA calls it: a prompt in, a text out."""
+    """The reflecting model as GEPA calls it: a prompt in, a text out.
+
+    Attributes:
+        error: with which a call failed.
+    """
 
     def __init__(self, engine: Engine, sampling: Sampling, seed: int, loop: Looped) -> None:
         self._engine, self._sampling, self._seed, self.loop = engine, sampling, seed, loop
         self._calls = count()
+        self.error: Exception | None = None
 
     def __call__(self, prompt: str | Sequence[Mapping[str, Any]]) -> str:
         text = prompt if isinstance(prompt, str) else "\n".join(str(m["content"]) for m in prompt)
@@ -165,10 +174,14 @@ class Reflecting:
         try:
             answer: str = self.loop(written(self._engine, text, self._sampling.replace(seed=seed)))
         except LimitReached as e:
-            raise UsageError(
+            self.error = UsageError(
                 f"the reflecting model cannot read its prompt: {e}. Take a smaller --minibatch, or "
                 "a model with a longer context with --reflect URL --reflect-model NAME"
-            ) from e
+            )
+            raise self.error from e
+        except Exception as e:
+            self.error = e
+            raise
         return answer
 
 

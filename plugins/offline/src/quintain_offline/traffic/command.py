@@ -94,7 +94,7 @@ def traffic(folder: Path, dry_run: bool, quiet: bool, as_json: bool, **options: 
         served = rounds.served
         chosen = select(
             found.rated,
-            version=served.version,
+            lineage=rounds.lineage(served),
             staleness=options["staleness"],
             share=options["share"],
             used=rounds.used,
@@ -114,7 +114,8 @@ def traffic(folder: Path, dry_run: bool, quiet: bool, as_json: bool, **options: 
 def _base(model: str) -> str:
     from quintain.store import model_named
 
-    return str(model_named(model).path)
+    path = Path(model_named(model).path)
+    return str(path.absolute()) if path.exists() else str(path)  # a server may run elsewhere
 
 
 def _guard(options: dict[str, Any]) -> RewardGuard | None:
@@ -175,7 +176,7 @@ def _taken_back(
         for version in (served.version, before.version)
         for row in select(
             [r for r in found.rated if set(r.versions) == {version}],
-            version=version,
+            lineage=(version,),
             staleness=0,
             share=share,
             used=(),

@@ -54,6 +54,10 @@ class _Rating(BaseModel):
         return self
 
 
+LEAST_USERS = 8
+"""That a temperature has, where there are as many, so that its replies train."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RatedReply:
     """A reply of the policy with its rating.
@@ -176,7 +180,7 @@ class TrainingRows:
 def select(
     rated: Sequence[RatedReply],
     *,
-    version: int,
+    lineage: Sequence[int],
     staleness: int,
     share: float,
     used: Collection[str],
@@ -188,8 +192,9 @@ def select(
     greedy, or sampled from a truncated distribution.
 
     Args:
-        version: of the weights that are trained.
-        staleness: versions by which the sampler of a reply may be behind.
+        lineage: versions of the weights that are trained, of those that they were trained from, and
+            so on.
+        staleness: updates of weights by which the sampler of a token may be behind.
         share: the largest share of one key, or of one user of a key, in the replies that remain, see
             `largest_number`. Of a user with more, the newest stay.
         used: names of the replies of earlier rounds.
@@ -197,10 +202,11 @@ def select(
     left_out: Counter[str] = Counter()
     kept: list[RatedReply] = []
     for row in rated:
-        if reason := _reason(row, version, staleness, used):
+        if reason := _reason(row, lineage, staleness, used):
             left_out[reason] += 1
         else:
             kept.append(row)
+    kept = _of_many(kept, share, left_out)
     counts = Counter(row.owner for row in kept)
     limit = largest_number(list(counts.values()), share)
     rows: list[RatedReply] = []
@@ -211,6 +217,21 @@ def select(
         else:
             rows.append(row)
     return TrainingRows(rows=tuple(rows), left_out=dict(left_out))
+
+
+def _of_many(rows: Sequence[RatedReply], share: float, left_out: Counter[str]) -> list[RatedReply]:
+    """Leave out scored replies at a temperature that few users have: each temperature is updates of
+    its own, so a user with a temperature of his own would have some alone.
+    """
+    users: dict[float, set[str]] = {}
+    for row in rows:
+        if row.edit is None:
+            users.setdefault(row.temperature, set()).add(row.owner)
+    fewest = min(LEAST_USERS, len({row.owner for row in rows})) if share < 1 else 0
+    kept = [r for r in rows if r.edit is not None or len(users[r.temperature]) >= fewest]
+    if len(kept) < len(rows):
+        left_out["at a temperature of few users"] = len(rows) - len(kept)
+    return kept
 
 
 def largest_number(counts: Sequence[int], share: float) -> int:
@@ -226,17 +247,17 @@ def largest_number(counts: Sequence[int], share: float) -> int:
     return max(1, number)
 
 
-def _reason(row: RatedReply, version: int, staleness: int, used: Collection[str]) -> str:
+def _reason(row: RatedReply, lineage: Sequence[int], staleness: int, used: Collection[str]) -> str:
     if row.name in used:
         return "in an earlier round"
     if row.edit is not None:
         return ""
     if not row.ids:
         return "without a token"
-    if row.version < version - staleness:
-        return f"more than {staleness} versions old"
-    if row.version > version:
+    if not set(row.versions) <= set(lineage):
         return "of weights that were taken back"
+    if max(map(lineage.index, row.versions)) > staleness:
+        return f"more than {staleness} versions old"
     if row.temperature == 0:
         return "greedy"
     return "truncated sampling" if row.top_p != 1 else ""

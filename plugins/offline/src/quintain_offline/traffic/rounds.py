@@ -70,6 +70,15 @@ class Rounds:
         """Return the weights that *served* were trained from."""
         return None if served.parent is None else self._versions[served.parent]
 
+    def lineage(self, served: ServedWeights) -> list[int]:
+        """Return the versions of *served*, of the weights that it was trained from, and so on."""
+        found, one = [], served
+        while True:
+            found.append(one.version)
+            if one.parent is None:
+                return found
+            one = self._versions[one.parent]
+
     def new_version(self) -> int:
         """Return the version that the next weights get: one more than any that was served."""
         return max(self._versions) + 1

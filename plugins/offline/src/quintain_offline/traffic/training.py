@@ -23,7 +23,7 @@ from quintain.learning import (
     group_filter,
     objectives,
 )
-from quintain.models import LoadedModel
+from quintain.models import PICTURE, LoadedModel
 from quintain.types import derived_seed
 
 from ..sft import end_of_turn
@@ -153,7 +153,9 @@ def _sampled(row: RatedReply) -> TrainingSequence:
 
 def _edited(row: RatedReply, tokenizer: Any, end: int) -> TrainingSequence:
     """Return the edited answer behind the exact prompt; nobody sampled it."""
-    answer = (*tokenizer.encode(row.edit or ""), end)
+    # what a user spells is text: no end of a turn in the middle, and no picture
+    text = tokenizer.literal((row.edit or "").replace(PICTURE, ""))
+    answer = (*tokenizer.encode(text), end)
     before = len(row.prompt)
     return TrainingSequence(
         ids=row.prompt + answer,
