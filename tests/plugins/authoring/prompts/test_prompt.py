@@ -215,30 +215,40 @@ def test_only_tasks_with_both_scores_are_compared(
     assert PairedImprovement().should_accept(Proposal(), None) is accepted
 
 
-def test_a_stopped_search_goes_on(tmp_path: Path) -> None:
-    """It ends at once, though a rollout never does."""
-    PROMPTS.clear()
-    environment = Shout()
-    search = PromptSearch(
-        folder=tmp_path / "s",
+def searching(environment: Shout, folder: Path, *, budget: int) -> PromptSearch:
+    return PromptSearch(
+        folder=folder,
         train=[*environment.tasks("train")],
         held_out=[*environment.tasks("dev")],
-        budget=40,
+        budget=budget,
         minibatch=3,
         seed=0,
         settings={"seed": 0},
     )
 
+
+def adapted(
+    environment: Shout, engine: ScriptedEngine, search: PromptSearch, loop: Looped
+) -> EnvironmentAdapter:
+    return EnvironmentAdapter(
+        environment,
+        engine,
+        first="Answer.",
+        settings={},
+        wait=loop,
+        memory=search.folder / FIRST,
+    )
+
+
+def test_a_stopped_search_goes_on(tmp_path: Path) -> None:
+    """It ends at once, though a rollout never does."""
+    PROMPTS.clear()
+    environment = Shout()
+    search = searching(environment, tmp_path / "s", budget=40)
+
     async def run(engine: ScriptedEngine, stop: bool) -> Any:
         loop = Looped(asyncio.get_running_loop())
-        adapter = EnvironmentAdapter(
-            environment,
-            engine,
-            first="Answer.",
-            settings={},
-            wait=loop,
-            memory=search.folder / FIRST,
-        )
+        adapter = adapted(environment, engine, search, loop)
         reflecting = Reflecting(engine, Sampling(max_tokens=64), 0, loop)
         async with engine:
             task = asyncio.create_task(search.run(adapter, "Answer.", reflecting))
@@ -263,27 +273,12 @@ def test_a_reflecting_model_that_fails_ends_the_search(tmp_path: Path) -> None:
             return super()._answered(messages, rng)
 
     environment, engine = Shout(), Dead()
-    search = PromptSearch(
-        folder=tmp_path / "s",
-        train=[*environment.tasks("train")],
-        held_out=[*environment.tasks("dev")],
-        budget=400,
-        minibatch=3,
-        seed=0,
-        settings={"seed": 0},
-    )
+    search = searching(environment, tmp_path / "s", budget=400)
     asked: list[int] = []
 
     async def run() -> None:
         loop = Looped(asyncio.get_running_loop())
-        adapter = EnvironmentAdapter(
-            environment,
-            engine,
-            first="Answer.",
-            settings={},
-            wait=loop,
-            memory=search.folder / FIRST,
-        )
+        adapter = adapted(environment, engine, search, loop)
         async with engine:
             reflecting = Reflecting(engine, Sampling(max_tokens=64), 0, loop)
             try:

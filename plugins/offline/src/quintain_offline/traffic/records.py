@@ -91,11 +91,6 @@ class RatedReply:
         """The reply in the record of a round."""
         return f"{self.id}/{self.choice}"
 
-    @property
-    def version(self) -> int:
-        """The oldest weight version of its tokens."""
-        return min(self.versions, default=0)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:

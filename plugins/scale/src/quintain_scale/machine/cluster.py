@@ -250,16 +250,13 @@ class MachineProcess:
         if self.request.role == "rank" and "OMP_NUM_THREADS" not in os.environ:
             environment.setdefault("OMP_NUM_THREADS", str(self._threads))
         while True:
-            try:
-                status, words = self._machine.run(
-                    self.request.words,
-                    environment,
-                    self.devices,
-                    said=self._passed_on,
-                    began=self._began,
-                )
-            except OSError as error:  # it could not be started
-                status, words = 1, str(error)
+            status, words = self._machine.run(
+                self.request.words,
+                environment,
+                self.devices,
+                said=self._passed_on,
+                began=self._began,
+            )
             if not (status < 0 and self.request.restarts) or self._is_over:
                 break
             log.warning("a process of a %s was killed and starts again", self.request.role)

@@ -24,7 +24,7 @@ from quintain.process import introduced
 
 from .division import device_ids, devices_here
 from .nodes import TOKEN, address_of
-from .process import run_tied
+from .process import passed_on, run_tied
 
 NUMBERS = ("SLURM_NODEID", "JOB_COMPLETION_INDEX", "GROUP_RANK")
 """Environment variables that say which machine this is: of Slurm, Kubernetes and torchrun."""
@@ -125,12 +125,9 @@ class Joined:
                 if number in self._killed:
                     process.kill()
 
-        try:
-            status, words = run_tied(
-                said["words"], said["environment"], said["folder"], said=_passed_on, began=began
-            )
-        except OSError as error:  # it could not be started
-            status, words = 1, str(error)
+        status, words = run_tied(
+            said["words"], said["environment"], said["folder"], said=passed_on, began=began
+        )
         with self._lock:
             self._processes.pop(number, None)
             with suppress(OSError):  # the run is gone
@@ -142,11 +139,6 @@ class Joined:
             self._killed.add(number)
             if (process := self._processes.get(number)) is not None:
                 process.kill()
-
-
-def _passed_on(line: str) -> None:
-    sys.stdout.write(line)
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ def run_tied(
     said: Callable[[str], None],
     began: Callable[[subprocess.Popen[str]], None] = lambda _: None,
 ) -> tuple[int, str]:
-    """Run Python with *words*; return its exit code and last words.
+    """Run Python with *words*; return its exit code and last words, or 1 and why it could not be
+    started, as without memory.
 
     It gets SIGTERM when the thread that calls this ends. What it started itself may live on, and is
     not waited for.
@@ -33,20 +34,20 @@ def run_tied(
         folder: where it runs, if this machine has it.
         said: gets each line of its output.
         began: gets the process as soon as it runs.
-
-    Raises:
-        OSError: it cannot be started, as without memory.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quintain_scale.machine.tied", str(os.getpid()), *words],
-        env=os.environ | dict(environment),
-        cwd=folder if os.path.isdir(folder) else None,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "quintain_scale.machine.tied", str(os.getpid()), *words],
+            env=os.environ | dict(environment),
+            cwd=folder if os.path.isdir(folder) else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return 1, str(error)
     began(process)
     last: deque[str] = deque(maxlen=LAST_LINES)
     output = process.stdout
@@ -64,3 +65,9 @@ def run_tied(
     status = process.wait()
     reader.join(LAST_SECONDS)
     return status, "".join([*last]).strip()
+
+
+def passed_on(line: str) -> None:
+    """Write a line of a process to the output of this one."""
+    sys.stdout.write(line)
+    sys.stdout.flush()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 
-from ..machine.process import run_tied
+from ..machine.process import passed_on, run_tied
 
 
 class ProcessActor:
@@ -29,12 +28,7 @@ class ProcessActor:
             folder: where it runs, if this machine has it.
             restarts: whether one that is killed is started again.
         """
-        status, words_said = run_tied(words, environment, folder, said=_passed_on)
+        status, words_said = run_tied(words, environment, folder, said=passed_on)
         if status < 0 and restarts:  # killed: that is for Ray to mend, as if it had been the actor
             os._exit(1)
         return status, words_said
-
-
-def _passed_on(line: str) -> None:
-    sys.stdout.write(line)
-    sys.stdout.flush()
