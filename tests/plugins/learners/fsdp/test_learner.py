@@ -274,6 +274,41 @@ def test_what_was_loaded_is_what_killed_ranks_have(pair: Team) -> None:
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("updates", [1, 2])
+def test_ranks_that_are_lost_while_they_copy_what_was_loaded_load_it_again(
+    pair: Team, updates: int
+) -> None:
+    """The half of a copy that they leave is not read, in whichever of the two files it is."""
+    learner = sharded(pair, copy_every=1)
+    before = copy.deepcopy(learner.state_dict())
+    for _ in range(updates):
+        learner.step(batch())
+    torn: list[Any] = []
+    call = pair.call
+
+    def called(command: str, *arguments: Any) -> Any:
+        if command == "copy" and not torn:
+            torn.extend((arguments[0], "reference"))
+            for key in torn:
+                file = pair._spares[1][key]
+                file.write(b"half")
+                file.truncate()
+                file.flush()
+            os.kill(pair.pids[1], signal.SIGKILL)
+        return call(command, *arguments)
+
+    pair.call = called  # type: ignore[method-assign]
+    try:
+        learner.load_state_dict(before)
+    finally:
+        del pair.call  # type: ignore[method-assign]
+    assert torn
+    assert_equal(learner.state_dict(), before)
+    os.kill(pair.pids[0], signal.SIGKILL)
+    assert_equal(learner.state_dict(), before)
+
+
+@pytest.mark.more
 def test_ranks_that_are_lost_again_and_again_end_the_run(pair: Team) -> None:
     learner = sharded(pair, restarts=2)
     start = pair.start

@@ -50,6 +50,8 @@ class Recovery:
         self._changed = False
         """Whether weights in shared memory are others than those of the setup."""
         self._lost = False
+        self._loading = False
+        """Whether a command that replaces the whole state is under way, which needs no copy."""
         self._lock = RLock()  # an engine may ask for weights in a thread while another one learns
         self._surviving(lambda: team.start(setup))
         self._surviving(lambda: self._copy(reference=True))
@@ -77,7 +79,11 @@ class Recovery:
     def _called(self, command: str, arguments: tuple[Any, ...]) -> Any:
         self._changed |= command in (*UPDATES, *LOADS)
         if command in LOADS:
-            return self._surviving(lambda: self._load(command, arguments))
+            self._loading = True
+            try:
+                return self._surviving(lambda: self._load(command, arguments))
+            finally:
+                self._loading = False
         try:
             result = self._surviving(lambda: self._team.call(command, *arguments))
         except RanksLost:
@@ -95,12 +101,8 @@ class Recovery:
 
     def _load(self, command: str, arguments: tuple[Any, ...]) -> None:
         self._team.call(command, *arguments)
-        last, self._slot = self._slot, None  # no state from before may come back
-        try:
-            self._copy(reference=True)
-        except RanksLost:
-            self._slot = last  # from which it is loaded again
-            raise
+        self._slot = None  # no state from before may come back
+        self._copy(reference=True)
 
     def _keep(self, command: str, arguments: tuple[Any, ...], *, failed: bool) -> None:
         """Keep a command that has to be done again by ranks that start from the last copy."""
@@ -142,7 +144,7 @@ class Recovery:
                 fault = ""
                 if not self._left:
                     fault = f"they may start again {self._restarts} times (learner.args.restarts)"
-                elif self._slot is None and self._changed:
+                elif self._slot is None and self._changed and not self._loading:
                     fault = "there is no copy of their state to start from"
                 if fault:
                     self._lost = False  # the team stays closed, and says so
@@ -155,16 +157,19 @@ class Recovery:
                     "%s. The ranks start again and repeat %d updates (%d more restarts without an "
                     "update between them)",
                     error,
-                    self._updates,
+                    0 if self._loading else self._updates,
                     self._left,
                 )
 
     def _start_again(self) -> None:
         self._team.open()
         setup = self._setup
-        if setup.sources is not None and self._slot is not None:
-            setup = replace(setup, sources={})  # the copy has all; the files may be gone by now
+        if setup.sources is not None and (self._slot is not None or self._loading):
+            # the copy, or what is loaded, has all; the files may be gone by now
+            setup = replace(setup, sources={})
         self._team.start(setup)
+        if self._loading:  # whose copy may be half written, and the one before it out of date
+            return
         if self._slot is not None:
             self._team.call("restore", self._slot)
         for command, arguments, failed in self._since:
