@@ -41,6 +41,8 @@ PICTURE = "\ufdd1"
 Unicode.
 """
 
+_LABELS = re.compile(f"{PICTURE}image ([0-9]+x[0-9]+) [0-9a-f]{{32}}{PICTURE}")
+
 PICTURE_TOKENS = 1 << 62
 """The least id of a token of a picture, which is in no vocabulary."""
 PICTURE_PLACES = 1 << 14
@@ -253,28 +255,26 @@ class HFTokenizer:
         return GrowingText(self)
 
     def marked(self, message: Message) -> Message:
-        """Return *message* with `LITERAL` in the control tokens that a user or a tool spells.
+        """Return *message* with `LITERAL` in the control tokens that a user or a tool spells, and
+        ``[image 64x48]`` for a picture of a tool.
 
         Raises:
-            UsageError: it holds a picture, and the model sees none.
+            UsageError: it holds a picture of another role, which a model of text cannot see.
         """
         # A policy may have a tool write anything, which must not end the run.
         if message.role not in ("assistant", "tool") and f"{PICTURE}image " in message.content:
-            self.check_picture(message)
+            raise UsageError(
+                f"a message of the {message.role} holds a picture, but {self.name} is the tokenizer "
+                "of a model of text; name a vision-language model of a family in docs/pictures.md"
+            )
         if message.role not in ("user", "tool"):
             return message
         texts = (message.content, message.name, message.call_id)
-        content, name, call_id = map(self.literal, texts)
+        seen = (_LABELS.sub(r"[image \1]", texts[0]), *texts[1:])
+        content, name, call_id = map(self.literal, seen)
         if (content, name, call_id) == texts:
             return message
         return replace(message, content=content, name=name, call_id=call_id)
-
-    def check_picture(self, message: Message) -> None:
-        """Raise a `UsageError`: *message* holds a picture, which a model of text cannot see."""
-        raise UsageError(
-            f"a message of the {message.role} holds a picture, but {self.name} is the tokenizer of a "
-            "model of text; name a vision-language model of a family in docs/pictures.md"
-        )
 
     def apply_template(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True

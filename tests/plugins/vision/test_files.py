@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,16 +16,24 @@ from PIL import Image
 
 from quintain import Message, Task
 from quintain.console import printable
-from quintain_vision import PictureError, PictureLimits, message, picture, shown
+from quintain_vision import (
+    PictureError,
+    PictureLimits,
+    message,
+    picture,
+    shown,
+    store,
+    tool_picture,
+)
 from quintain_vision.files import Picture, read
-from quintain_vision.messages import REFERENCE
-from quintain_vision.store import folder, get
+from quintain_vision.messages import REFERENCE, references
+from quintain_vision.store import folder, get, put
 
 LIMITS = PictureLimits()
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
 
 
@@ -244,3 +254,54 @@ def test_pictures_whose_tokens_would_have_the_same_ids_are_refused() -> None:
     (place / f"{twin}.png").write_bytes(b"")
     with pytest.raises(PictureError, match="begin with"):
         picture(found.data)
+
+
+def test_another_process_may_store_the_twin_of_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both look first and write then: the one that sees both takes its own back."""
+    found = read(saved(two_colours()), LIMITS)
+    twin = found.digest[:12] + "0" * 20
+    replaced = store.os.replace
+
+    def late(source: str, target: Path) -> None:
+        target.with_name(f"{twin}.png").write_bytes(b"")
+        replaced(source, target)
+
+    monkeypatch.setattr(store.os, "replace", late)
+    with pytest.raises(PictureError, match="begin with"):
+        put(found)
+    assert [path.stem for path in folder().rglob("*") if path.is_file()] == [twin]
+
+
+def test_a_tool_has_the_pictures_that_were_made_for_it() -> None:
+    data = saved(two_colours())
+    told = message("tool", [{"type": "text", "text": "a "}, {"type": "image", "image": data}])
+    assert told.content == f"a {tool_picture(data)}"
+    assert shown(told.content) == printable(told.content) == "a [image 4x2]"
+    (found,) = references(told)
+    assert get(found[3][:12]).size == (4, 2)
+    other = tool_picture(saved(Image.new("RGB", (4, 2))))
+    for forged in (
+        picture(data),  # whoever knows the pixels knows this digest
+        found[0].replace("4x2", "2x4"),
+        found[0].replace(found[3][12:], other[-21:-1]),  # the signature of another one
+        found[0].replace(found[3][12:], "0" * 20),
+    ):
+        assert not references(Message("tool", forged))
+        assert references(Message("user", forged))
+    assert not references(Message("assistant", found[0]))
+    with pytest.raises(PictureError, match="assistant holds no picture"):
+        message("assistant", [{"type": "image", "image": data}])
+
+
+def test_the_secret_is_that_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other processes have it, other stores another, and other users cannot read it."""
+    data = saved(two_colours())
+    here = tool_picture(data)
+    assert (folder() / "secret").stat().st_mode & 0o077 == 0
+    code = "import sys, quintain_vision as v; print(v.tool_picture(sys.argv[1]).encode())"
+    (tmp_path / "a.png").write_bytes(data)
+    there = subprocess.check_output([sys.executable, "-c", code, tmp_path / "a.png"], text=True)
+    assert there.strip() == repr(here.encode())
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "other"))
+    assert tool_picture(data) != here
+    assert picture(data)[:-21] == tool_picture(data)[:-21]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -15,10 +16,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from quintain import Message, Sampling, ToolCall
+from quintain import Message, Sampling, ToolCall, ToolSpec
 from quintain.engine import EmbeddedEngine
 from quintain.errors import UsageError
-from quintain.models import PICTURE_TOKENS, Forward, LoadedModel, TokenSequence, load_model
+from quintain.models import PICTURE, PICTURE_TOKENS, Forward, LoadedModel, TokenSequence, load_model
 from quintain.rollouts.chat.bridge import Conversation
 from quintain.types.transcript import TokenSource, Transcript
 from quintain_vision import message, picture
@@ -447,6 +448,102 @@ def test_what_a_tool_returns_is_text(seen: str, folders: Any) -> None:
         told = Message("tool", f"a {forged} b", call_id="c1", name="look")
         ids = tokenizer.encode(tokenizer.render([Message("user", "Look."), asked, told]))
         assert max(ids) < PICTURE_TOKENS
+
+
+def looked(*results: Message) -> list[Message]:
+    """A conversation in which tools have returned *results*."""
+    calls = tuple(ToolCall(name="look", arguments={}, id=f"c{i}") for i in range(len(results)))
+    told = [replace(m, call_id=f"c{i}", name="look") for i, m in enumerate(results)]
+    return [Message("user", "Look."), Message("assistant", "", calls=calls), *told]
+
+
+@pytest.mark.keeps("smolvlm")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_picture_of_a_tool_is_seen(family: str, folders: Any) -> None:
+    tokenizer = load_model(folders(family)).tokenizer
+    known = picture(png(3))
+    told = message(
+        "tool", [{"type": "text", "text": f"<image> {known} "}, {"type": "image", "image": png(4)}]
+    )
+    ids = tokenizer.encode(tokenizer.render(looked(told, message("tool", question_parts(5)))))
+    seen = dict.fromkeys(digits_of(key_of(i)) for i in ids if i >= PICTURE_TOKENS)
+    assert list(seen) == [reference[-33:-21] for reference in references(4, 5)]
+    assert f"image 40x28 {known[-33:-1]}" in tokenizer.decode(ids), "it stays text"
+
+
+def question_parts(seed: int) -> list[dict[str, Any]]:
+    return [{"type": "image", "image": png(seed)}, {"type": "text", "text": "?"}]
+
+
+def test_a_picture_of_a_tool_has_sources_and_log_probs(folders: Any) -> None:
+    """As in an episode: a call is sampled, its result is a picture, and the policy goes on."""
+    loaded = load_model(folders("smolvlm"))
+    engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer)
+
+    async def play() -> Transcript:
+        talk = Conversation(loaded.tokenizer)
+        async with engine:
+            talk.add(Message("user", "Look."))
+            for seed in (6, 7):
+                sampling = Sampling(max_tokens=6, seed=seed)
+                talk.add_sampled(await engine.sample(talk.prompt_ids(), sampling))
+                talk.add(replace(message("tool", question_parts(seed)), call_id="c", name="look"))
+            talk.add_sampled(await engine.sample(talk.prompt_ids(), Sampling(max_tokens=6, seed=1)))
+        return talk.transcript("policy", 1.0)
+
+    plain = plain_module(folders("smolvlm"))
+    transcript = asyncio.run(play())
+    for sequence in transcript.sequences():
+        with torch.no_grad():
+            logps = plain_logps(plain, plain_inputs(loaded, sequence.ids), sequence.ids)
+        sampled = [i for i, trains in enumerate(sequence.mask) if trains]
+        found = torch.tensor([sequence.logps[i] for i in sampled])
+        torch.testing.assert_close(found, logps[[i - 1 for i in sampled]], rtol=0, atol=1e-4)
+    sources = [
+        source
+        for branch in transcript.branches
+        for token, source in zip(branch.ids, branch.sources, strict=True)
+        if token >= PICTURE_TOKENS
+    ]
+    assert sources == [TokenSource.TOOL] * 2 * 20
+
+
+def test_a_model_of_text_reads_what_a_picture_of_a_tool_is() -> None:
+    from quintain.models import HFTokenizer
+
+    tokenizer = HFTokenizer(tiny.tokenizer("llava"))
+    text = tokenizer.render(looked(message("tool", question_parts(5))))
+    assert "[image 40x28]?" in text
+    assert PICTURE not in text
+
+
+def test_no_field_of_a_turn_spells_a_picture(folders: Any) -> None:
+    """Agents send turns of other models: thoughts, arguments, ids and names are text."""
+    loaded = load_model(folders("smolvlm"))
+    loaded.tokenizer.hf.chat_template = (
+        "{% for m in messages %}{{ m.role }} {{ m.reasoning_content }} {{ m.tool_call_id }} "
+        "{{ m.name }}{% for c in m.content %}{{ c.text }}{% if c.type == 'image' %}<image>{% endif %}"
+        "{% endfor %}{% for c in m.tool_calls %}{{ c.id }}{{ c.function | tojson }}{% endfor %}\n"
+        "{% endfor %}{% for t in tools or [] %}{{ t.function.description }}{% endfor %}"
+    )
+    forged = f"<image>{picture(png(3))}"
+    call = ToolCall(name="look", arguments={"at": forged, forged: [forged]}, id=forged)
+    talk = [
+        question(1),
+        Message("assistant", forged, reasoning=forged, calls=(call,)),
+        Message("tool", forged, call_id=forged, name=forged),
+        question(2, "<image>"),
+    ]
+    tools = (ToolSpec(name="look", description=forged),)
+    tokenizer: Any = PictureTokenizer(
+        loaded.tokenizer.hf, loaded.tokenizer.processor, stop_ids=(0,)
+    )
+    for text in (tokenizer.render(talk, tools), tokenizer.renderer()(talk, tools, "")):
+        assert text.count(forged[-33:-1]) >= 8
+        ids = tokenizer.encode(text)
+        keys = dict.fromkeys(digits_of(key_of(i)) for i in ids if i >= PICTURE_TOKENS)
+        assert list(keys) == [reference[-33:-21] for reference in references(1, 2)]
+        assert tokenizer.hf.convert_tokens_to_ids("<image>") not in ids
 
 
 def test_a_text_model_is_no_model_of_pictures(tmp_path: Path) -> None:

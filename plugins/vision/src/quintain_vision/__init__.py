@@ -6,6 +6,6 @@ What models see of them is in `quintain_vision.source`, which needs torch and tr
 from __future__ import annotations
 
 from .files import PictureError, PictureLimits
-from .messages import message, picture, shown
+from .messages import message, picture, shown, tool_picture
 
-__all__ = ["PictureError", "PictureLimits", "message", "picture", "shown"]
+__all__ = ["PictureError", "PictureLimits", "message", "picture", "shown", "tool_picture"]

@@ -7,8 +7,9 @@ hold text, and the id of a task depends on the pixels.
 
 from __future__ import annotations
 
+import hmac
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from quintain import Message
 from quintain.models import PICTURE
 from quintain.types import Role
 
-from .files import PictureError, PictureLimits, read
-from .store import put
+from .files import Picture, PictureError, PictureLimits, read
+from .store import SHORT, put, signature
 
 REFERENCE = re.compile(f"{PICTURE}image ([0-9]+)x([0-9]+) ([0-9a-f]{{32}}){PICTURE}", re.ASCII)
-"""Width, height and digest of a picture in a text."""
+"""Width, height and digest of a picture in a text; of one of a tool, the first `SHORT` digits and a
+signature.
+"""
 
 
 def picture(source: bytes | str | Path, *, limits: PictureLimits | None = None) -> str:
-    """Store a picture and return what stands for it in the text of a message.
+    """Store a picture and return what stands for it in the text of a message of the user or of the
+    system.
 
     Args:
         source: the bytes of a PNG, JPEG or WebP file, its path, or a ``data:`` URL in base64.
@@ -32,15 +36,55 @@ def picture(source: bytes | str | Path, *, limits: PictureLimits | None = None) 
     Raises:
         PictureError: it is refused or broken.
     """
+    found = _stored(source, limits)
+    return _reference(found.width, found.height, found.digest)
+
+
+def tool_picture(source: bytes | str | Path, *, limits: PictureLimits | None = None) -> str:
+    """Store a picture and return what stands for it in the result of a tool; arguments as of
+    `picture`.
+
+    Where the result of a tool has anything else, such as what the policy had it write, it is text.
+    What this returns is signed with a secret of the store, which no policy knows.
+
+    Raises:
+        PictureError: it is refused or broken.
+    """
+    found = _stored(source, limits)
+    signed = signature(f"{found.width}x{found.height} {found.digest[:SHORT]}")
+    return _reference(found.width, found.height, found.digest[:SHORT] + signed)
+
+
+def is_signed(reference: re.Match[str]) -> bool:
+    """Return whether `tool_picture` made what `REFERENCE` found."""
+    width, height, digits = reference.groups()
+    signed = signature(f"{width}x{height} {digits[:SHORT]}")
+    return hmac.compare_digest(digits[SHORT:], signed)
+
+
+def references(message: Message) -> list[re.Match[str]]:
+    """Return the pictures of *message*. An assistant has none, and a tool those of `tool_picture`."""
+    if message.role == "assistant" or PICTURE not in message.content:
+        return []
+    found = REFERENCE.finditer(message.content)
+    return [one for one in found if message.role != "tool" or is_signed(one)]
+
+
+def _stored(source: bytes | str | Path, limits: PictureLimits | None) -> Picture:
     found = read(source, limits or PictureLimits())
     put(found)
-    return f"{PICTURE}image {found.width}x{found.height} {found.digest}{PICTURE}"
+    return found
+
+
+def _reference(width: int, height: int, digits: str) -> str:
+    return f"{PICTURE}image {width}x{height} {digits}{PICTURE}"
 
 
 def message(
     role: Role, parts: Sequence[Mapping[str, Any]], *, limits: PictureLimits | None = None
 ) -> Message:
-    """Return a message of *parts*, in the forms of transformers and of OpenAI's API.
+    """Return a message of *parts*, in the forms of transformers and of OpenAI's API. In a message of
+    a tool, pictures are those of `tool_picture`.
 
     Args:
         parts: ``{"type": "text", "text": ...}``, ``{"type": "image", "image": BYTES}`` (or
@@ -48,11 +92,16 @@ def message(
             {"url": ...}}``.
 
     Raises:
-        PictureError: a part has another form, there are too many pictures, or one is refused.
+        PictureError: a part has another form, there are too many pictures, one is refused, or the
+            role is that of the assistant, who writes text.
     """
     limits = limits or PictureLimits()
-    _check_count(sum(part.get("type") in ("image", "image_url") for part in parts), limits)
-    pieces = [_text_of(part, limits) for part in parts]
+    count = sum(part.get("type") in ("image", "image_url") for part in parts)
+    if count and role == "assistant":
+        raise PictureError("a message of the assistant holds no picture: the policy writes text")
+    _check_count(count, limits)
+    store = tool_picture if role == "tool" else picture
+    pieces = [_text_of(part, limits, store) for part in parts]
     _check_count(sum(len(REFERENCE.findall(piece)) for piece in pieces), limits)
     return Message(role, "".join(pieces))
 
@@ -82,18 +131,18 @@ def parts(text: str) -> Iterator[dict[str, str]]:
         yield {"type": "text", "text": text[end:]}
 
 
-def _text_of(part: Mapping[str, Any], limits: PictureLimits) -> str:
+def _text_of(part: Mapping[str, Any], limits: PictureLimits, store: Callable[..., str]) -> str:
     kind = part.get("type")
     if kind == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     if kind == "image":
         for key in ("image", "path"):
             if key in part:
-                return picture(part[key], limits=limits)
+                return store(part[key], limits=limits)
         if "url" in part:
-            return picture(_data_url(part["url"]), limits=limits)
+            return store(_data_url(part["url"]), limits=limits)
     if kind == "image_url" and isinstance(part.get("image_url"), Mapping):
-        return picture(_data_url(part["image_url"].get("url")), limits=limits)
+        return store(_data_url(part["image_url"].get("url")), limits=limits)
     raise PictureError(
         f"a part of a message is {dict(part)!r:.120}; expected "
         "{'type': 'text', 'text': ...} or {'type': 'image', 'image': BYTES}, with 'path' or 'url' "

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 import os
+import secrets
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -28,28 +32,73 @@ def put(picture: Picture) -> None:
     Raises:
         PictureError: another picture has the same first digits, or the folder cannot be written.
     """
-    place = folder() / picture.digest[:2]
-    others = {path.stem for path in _files(picture.digest[:SHORT])}
-    if picture.digest in others:
+    if _is_alone(picture.digest):
         return
-    if others:
-        raise PictureError(
-            f"two pictures have digests that begin with {picture.digest[:SHORT]}, which happens once "
-            f"in 10 million million pairs; change one pixel of {picture.digest} or {others.pop()}"
-        )
-    target = place / f"{picture.digest}{picture.ending}"
+    target = folder() / picture.digest[:2] / f"{picture.digest}{picture.ending}"
     try:
-        place.mkdir(parents=True, exist_ok=True)
         # Whole or not there, but not waited for until it is on the disk: thousands are written when a
         # run begins, and a file is compared with its digest whenever it is read.
-        with NamedTemporaryFile(dir=place, prefix=".", delete=False) as file:
-            file.write(picture.data)
-        os.replace(file.name, target)
+        os.replace(_written(target.parent, picture.data), target)
     except OSError as error:
+        raise _unwritable(target, error) from error
+    try:
+        _is_alone(picture.digest)
+    except PictureError:  # stored by another process since: one of the two sees the other
+        target.unlink(missing_ok=True)
+        raise
+
+
+def _is_alone(digest: str) -> bool:
+    """Return whether the picture *digest* is stored.
+
+    Raises:
+        PictureError: another picture has the same first digits.
+    """
+    found = {path.stem for path in _files(digest[:SHORT])}
+    if others := found - {digest}:
         raise PictureError(
-            f"picture {target} cannot be stored: {error}; name a folder that can be written in "
-            "QUINTAIN_CACHE"
-        ) from error
+            f"two pictures have digests that begin with {digest[:SHORT]}, which happens once "
+            f"in 10 million million pairs; change one pixel of {digest} or {others.pop()}"
+        )
+    return bool(found)
+
+
+def _written(place: Path, data: bytes) -> str:
+    """Return the path of a new file in *place* with *data*, which only its owner reads."""
+    place.mkdir(parents=True, exist_ok=True)
+    with NamedTemporaryFile(dir=place, prefix=".", delete=False) as file:
+        file.write(data)
+    return file.name
+
+
+def _unwritable(path: Path, error: OSError) -> PictureError:
+    return PictureError(
+        f"{path} cannot be stored: {error}; name a folder that can be written in QUINTAIN_CACHE"
+    )
+
+
+def signature(text: str) -> str:
+    """Return 20 hexadecimal digits that prove that *text* was written here: they are made with a
+    secret of the store.
+
+    Raises:
+        PictureError: the folder of the store cannot be written.
+    """
+    return hmac.new(_secret(folder() / "secret"), text.encode(), "sha256").hexdigest()[:20]
+
+
+@lru_cache(maxsize=8)
+def _secret(path: Path) -> bytes:
+    """Return the content of *path*, which is made of random bits if there is none."""
+    try:
+        if not path.exists():
+            new = _written(path.parent, secrets.token_bytes(32))
+            with suppress(FileExistsError):  # another process was first, and its secret counts
+                os.link(new, path)
+            os.unlink(new)
+        return path.read_bytes()
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def get(digest: str) -> Image.Image:
@@ -59,12 +108,7 @@ def get(digest: str) -> Image.Image:
     Raises:
         PictureError: there is none, or its file has changed.
     """
-    path = next(_files(digest), None)
-    if path is None:
-        raise PictureError(
-            f"there is no picture {digest} in {folder()}; name the cache that the run began "
-            "with in QUINTAIN_CACHE, or make the tasks again"
-        )
+    path = file_of(digest)
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -76,6 +120,21 @@ def get(digest: str) -> Image.Image:
             "remove the file and make the tasks again"
         )
     return image
+
+
+def file_of(digest: str) -> Path:
+    """Return the file of the picture whose digest begins with *digest*, of `SHORT` digits or more.
+
+    Raises:
+        PictureError: there is none.
+    """
+    path = next(_files(digest), None)
+    if path is None:
+        raise PictureError(
+            f"there is no picture {digest} in {folder()}; name the cache that the run began "
+            "with in QUINTAIN_CACHE, or make the tasks again"
+        )
+    return path
 
 
 def _files(digest: str) -> Iterator[Path]:

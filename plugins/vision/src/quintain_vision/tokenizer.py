@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quintain import Message, ToolSpec
@@ -11,13 +12,12 @@ from quintain.errors import UsageError
 from quintain.interfaces import LITERAL, Offsets, Renderer
 from quintain.models import PICTURE, HFTokenizer
 
-from .messages import REFERENCE, parts
+from .messages import REFERENCE, parts, references
 from .processor import PictureProcessor
 from .store import get
 from .tokens import digits_of, ids_of, runs
 
-TEXT_ROLES = ("assistant", "tool")
-"""Whose messages hold no pictures: a policy writes them, or has a tool write them."""
+_UNMARKED = re.compile(f"{PICTURE}(?!{LITERAL})")
 _PROBE = "\x02text\x03"
 
 
@@ -46,15 +46,37 @@ class PictureTokenizer(HFTokenizer):
             )
         self._token = token
 
-    def check_picture(self, message: Message) -> None:
-        """Do nothing: this model sees pictures."""
+    def literal(self, value: Any) -> Any:
+        """Return *value* as the tokenizer of text does, with `LITERAL` in each picture that its texts
+        spell, too.
+        """
+        found = super().literal(value)
+        return self._spelled_out(found) if isinstance(found, str) else found
+
+    def marked(self, message: Message) -> Message:
+        """Return *message* with `LITERAL` in what a user or a tool spells; its pictures stay."""
+        if message.role not in ("user", "tool"):
+            return message
+        pieces: list[str] = []
+        end = 0
+        for found in references(message):
+            pieces += (self.literal(message.content[end : found.start()]), found[0])
+            end = found.end()
+        pieces.append(self.literal(message.content[end:]))
+        name, call_id = map(self.literal, (message.name, message.call_id))
+        return replace(message, content="".join(pieces), name=name, call_id=call_id)
 
     def template_message(self, message: Message) -> dict[str, Any]:
         fields = super().template_message(message)
-        if message.role in TEXT_ROLES:
-            # What the policy writes is text, whatever it spells, and what it has a tool write.
-            text = message.content.replace(PICTURE, PICTURE + LITERAL)
-            pieces: list[dict[str, Any]] = [{"type": "text", "text": self._spelled_out(text)}]
+        for name in ("thinking", "reasoning_content"):
+            if name in fields:
+                fields[name] = self._spelled_out(fields[name])
+        for call in fields.get("tool_calls", ()):
+            call["id"] = self._spelled_out(call["id"])
+        if message.role == "assistant":
+            # What the policy writes is text, whatever it spells.
+            text = self._spelled_out(message.content)
+            pieces: list[dict[str, Any]] = [{"type": "text", "text": text}]
         else:
             pieces = [
                 {"type": "image"} if part["type"] == "image" else dict(part)
@@ -89,21 +111,16 @@ class PictureTokenizer(HFTokenizer):
         Raises:
             UsageError: the chat template has written more or fewer placeholders than pictures.
         """
-        references = [
-            found[0]
-            for message in messages
-            if message.role not in TEXT_ROLES
-            for found in REFERENCE.finditer(message.content)
-        ]
+        found = [reference[0] for message in messages for reference in references(message)]
         pieces = text.split(self.placeholder)
-        if len(pieces) - 1 != len(references):
+        if len(pieces) - 1 != len(found):
             raise UsageError(
                 f"the chat template of {self.name} has written {len(pieces) - 1} times "
-                f"{self.placeholder!r} for {len(references)} pictures; a role of it may take no "
+                f"{self.placeholder!r} for {len(found)} pictures; a role of it may take no "
                 "pictures: put them into messages of the user"
             )
         return "".join(
-            piece + reference for piece, reference in zip(pieces, [*references, ""], strict=True)
+            piece + reference for piece, reference in zip(pieces, [*found, ""], strict=True)
         )
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
@@ -155,7 +172,8 @@ class PictureTokenizer(HFTokenizer):
         return self.placeholder
 
     def _spelled_out(self, text: str) -> str:
-        """Return *text* with `LITERAL` in each placeholder that it spells."""
+        """Return *text* with `LITERAL` in each placeholder and picture that it spells."""
+        text = _UNMARKED.sub(PICTURE + LITERAL, text)  # a text may be marked twice
         return text.replace(self.placeholder, self.placeholder[0] + LITERAL + self.placeholder[1:])
 
 

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain, islice
 from typing import Any
 
@@ -20,6 +21,7 @@ from mcp.types import (
     TextResourceContents,
 )
 
+from quintain.models import PICTURE
 from quintain.types import encodable, levels
 
 from .fence import escaped, fenced
@@ -27,6 +29,8 @@ from .fence import escaped, fenced
 URI_CHARS = 200
 MOST_VALUES = 1000
 """Values of structured content that are looked for in the text beside it."""
+MOST_PICTURES = 16
+"""Of a result, as of a message of an agent."""
 LONG = 80
 """Characters from which a text cannot stand in another one by chance."""
 
@@ -36,8 +40,9 @@ class McpResult:
     """What came of a call.
 
     Attributes:
-        text: of the result, as the server sent it, cut to the limit; a line stands for an image, a
-            sound, bytes or a link.
+        text: of the result, as the server sent it, cut to the limit. An image is a picture of
+            `quintain_vision` where that is installed; else a line stands for it, as for a sound,
+            bytes or a link.
         failed: the tool reports an error, the call was refused, or it took too long.
         structured: the structured content, as the server sent it; ``None`` without one.
         shown: the message for the model: *text*, in a fence if the server has one.
@@ -61,7 +66,11 @@ def read_result(result: CallToolResult, tool: str, limit: int, *, fence: bool) -
         size += len(part) + bool(number)
         if len(text) <= limit:
             text = f"{text}\n{part[: limit + 1]}" if number else part[: limit + 1]
-    cut = encodable(text[:limit]) + (f" ... ({size:,} characters in all)" if size > limit else "")
+    cut = encodable(text[:limit])
+    if size > limit:
+        if cut.count(PICTURE) % 2:  # within a picture, which is left out as a whole
+            cut = cut.rpartition(PICTURE)[0]
+        cut += f" ... ({size:,} characters in all)"
     return McpResult(
         text=cut,
         failed=result.is_error,
@@ -73,13 +82,16 @@ def read_result(result: CallToolResult, tool: str, limit: int, *, fence: bool) -
 def _parts(result: CallToolResult) -> Iterator[str]:
     """Yield a text of each block."""
     embedded = sum(isinstance(block, EmbeddedResource) for block in result.content)
+    pictures = 0
     for block in result.content:
         match block:
             case TextContent():
                 yield block.text
-            case ImageContent() | AudioContent():
-                size = _size(block.data)
-                yield f"[{block.type}: {_line(block.mime_type)}, {size:,} bytes, not shown]"
+            case ImageContent():
+                pictures += 1
+                yield _image(block, pictures)
+            case AudioContent():
+                yield f"[audio: {_line(block.mime_type)}, {_size(block.data):,} bytes, not shown]"
             case ResourceLink():
                 yield f"[resource: {_line(str(block.uri))}, not shown]"
             case EmbeddedResource(resource=TextResourceContents() as resource):
@@ -91,6 +103,23 @@ def _parts(result: CallToolResult) -> Iterator[str]:
                 yield f"[resource: {_line(str(resource.uri))}, {size:,} bytes, not shown]"
             case _:
                 yield f"[{_line(block.type)}, not shown]"
+
+
+def _image(block: ImageContent, number: int) -> str:
+    """Return what stands for the image *number* of a result, from 1 up: a picture that a
+    vision-language model sees, or a line that says why it is none.
+    """
+    reason = ""
+    if number > MOST_PICTURES:
+        reason = f": a result shows {MOST_PICTURES} pictures"
+    elif find_spec("quintain_vision") is not None:
+        from quintain_vision import PictureError, tool_picture
+
+        try:
+            return tool_picture(f"data:image/any;base64,{block.data}")
+        except PictureError as e:  # of the server, whose pictures must not end a run
+            reason = f": {_line(str(e))}"
+    return f"[image: {_line(block.mime_type)}, {_size(block.data):,} bytes, not shown{reason}]"
 
 
 def _size(data: str) -> int:
