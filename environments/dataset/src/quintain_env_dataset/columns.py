@@ -21,6 +21,7 @@ USUAL: Mapping[str, Sequence[str]] = {
     ),
     "split": ("split",),
     "system": ("system", "system_prompt"),
+    "image": (),  # only where it is named
 }
 """Names of columns by role; the first that a data set has is taken."""
 
@@ -33,6 +34,7 @@ class RoleColumns:
     answer: str = ""
     split: str = ""
     system: str = ""
+    image: str = ""
 
     def __str__(self) -> str:
         roles = ((role, getattr(self, role)) for role in USUAL)

@@ -33,6 +33,7 @@ from quintain.evaluation import AnswerControls, stated_answer
 from .columns import RoleColumns, chosen
 from .comparison import MISSING, needs_math, states
 from .kinds import KINDS, SETTINGS, AnswerKinds, kind_of, reference_of, settled, text_of
+from .pictures import placed, with_pictures
 from .readers import SPLITS, Record, passed_over, records
 from .rows import Changed, RowFile, StoredRows, folder_for, new_rows, repeated, store, stored_in
 
@@ -104,6 +105,8 @@ class Dataset(AnswerControls, Environment[Row, None]):
             its train rows: a tenth each, chosen by a hash of the prompt.
         system_column: column of system messages.
         suffix: text after every prompt, such as "Put the final answer within \\boxed{}."
+        image: column of pictures: paths from the folder of the table, ``data:`` URLs, bytes in
+            Parquet, or lists of these. They stand at each ``<image>`` of the prompt, else before it.
         subset: of a data set of the hub.
         kind: of the answers, for `same_answer`: number, choice, words, formula, date, sequence,
             accepted, json, exact, or with what rows leave open, as in ``"number, decimal comma"`` and
@@ -121,6 +124,7 @@ class Dataset(AnswerControls, Environment[Row, None]):
     split: str = ""
     system_column: str = ""
     suffix: str = ""
+    image: str = ""
     subset: str = ""
     kind: str = ""
     shown: int = 0
@@ -143,7 +147,7 @@ class Dataset(AnswerControls, Environment[Row, None]):
         return Changed(rows, self._with_shown) if self.shown else rows
 
     def _rows(self, split: str) -> Sequence[Row]:
-        wanted = (self.prompt, self.answer, self.split, self.system_column)
+        wanted = (self.prompt, self.answer, self.split, self.system_column, self.image)
         compares = _compares(self.reward)
         rows = _loaded(
             self.path, self.subset, wanted, self.suffix, _version(self.path), compares, self.kind
@@ -260,7 +264,9 @@ def _loaded(
             unless it is so in all rows of its file.
     """
     names, size = [name for name, _, _ in version], sum(size for _, size, _ in version)
-    folder = folder_for(names, wanted, suffix, answered, kind) if size > LARGE else None
+    # Rows of pictures are read anew: their files may have changed while the table has not.
+    keeps = size > LARGE and not wanted[-1]
+    folder = folder_for(names, wanted, suffix, answered, kind) if keeps else None
     if folder is not None:
         known = stored_in(folder)
         if known is not None and known.about["version"] == [list(file) for file in version]:
@@ -312,7 +318,7 @@ def _read(
         UsageError: as `_loaded`.
     """
     oddities, columns = Oddities(), RoleColumns(prompt="")
-    roles = dict(zip(("prompt", "answer", "split", "system"), wanted, strict=True))
+    roles = dict(zip(("prompt", "answer", "split", "system", "image"), wanted, strict=True))
     without_answer: list[tuple[Record, UsageError]] = []
     some: set[str] = set()  # files with an answer
     with DataFaults(path, "dataset") as faults:
@@ -334,6 +340,8 @@ def _read(
                         without_answer.append((record._replace(values={}), fault))
                     else:
                         some.add(record.split)
+                if columns.image:
+                    record = with_pictures(record, columns.image)
                 text, task = _task(record, columns, suffix)
                 if kinds is not None and fault is None:
                     kinds.look(record.where, task.answer)
@@ -590,6 +598,9 @@ def _row(
 
 def _prompt(record: Record, columns: RoleColumns, suffix: str) -> str | list[Message]:
     messages = _messages(record, columns.prompt)
+    if columns.image:
+        where = f"dataset: {record.where}, column {columns.prompt!r}"
+        messages = placed(messages, str(record.values[columns.image]), where)
     if suffix:
         messages[-1] = Message(messages[-1].role, f"{messages[-1].content}\n\n{suffix}")
     if system := record.values.get(columns.system):

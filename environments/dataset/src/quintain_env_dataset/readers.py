@@ -31,12 +31,13 @@ BATCH = 4096
 
 class Record(NamedTuple):
     """One row. *where* names file and line, *split* is given by the name of its file or its data
-    set.
+    set, and *folder* has the file.
     """
 
     where: str
     values: Mapping[str, Any]
     split: str = ""
+    folder: Path | None = None
 
 
 def records(path: str, subset: str, faults: DataFaults) -> Iterator[Record]:
@@ -48,12 +49,13 @@ def records(path: str, subset: str, faults: DataFaults) -> Iterator[Record]:
     """
     place = Path(path).expanduser()
     if place.is_file():
-        yield from _of_file(place, faults)
+        for record in _of_file(place, faults):
+            yield record._replace(folder=place.parent)
         return
     if place.is_dir():
         for file, split in _files(place).items():
             for record in _of_file(file, faults):
-                yield record._replace(split=split)
+                yield record._replace(split=split, folder=file.parent)
         return
     if path.count("/") != 1 or place.suffix in DATA_SUFFIXES or path.startswith((".", "~")):
         raise UsageError(f"dataset: there is no file or folder {path!r}")

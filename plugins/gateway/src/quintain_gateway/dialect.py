@@ -102,10 +102,10 @@ class Dialect:
         return tool_of(data, where, self.parameters_in)
 
     def message(self, data: Mapping[str, Any], where: str) -> Message:
-        """Return the role and the text of a message.
+        """Return the role and the content of a message.
 
         Raises:
-            ApiError: 400, the role is unknown or the content is no text.
+            ApiError: 400, the role is unknown, or the content is no text and no image.
         """
         role = self.roles.get(get(data, "role", str, "", f"{where}."))
         if role is None:
@@ -113,4 +113,4 @@ class Dialect:
                 f"{where}.role is {data.get('role')!r}; expected one of {', '.join(self.roles)}",
                 f"{where}.role",
             )
-        return Message(role, text_of(data.get("content"), f"{where}.content"))
+        return Message(role, text_of(data.get("content"), f"{where}.content", role=role))

@@ -156,7 +156,8 @@ class Endpoint:
         """Return the tokens of the prompt of a request, without sampling.
 
         Raises:
-            ApiError: the episode is over, or its engine keeps no tokens.
+            ApiError: the episode is over, its engine keeps no tokens, or its model refuses the
+                messages.
         """
         if self.closed:
             raise over()
@@ -165,7 +166,10 @@ class Endpoint:
             raise ApiError(400, "no_tokens", "the engine of this episode returns text alone")
         conversation = Conversation(engine.tokenizer, request.tools)
         conversation.add(*request.messages)
-        return len(conversation.prompt_ids())
+        try:
+            return len(conversation.prompt_ids())
+        except UsageError as e:
+            raise ApiError(400, "unsupported_messages", str(e), param="messages") from e
 
     async def submit(self, request: TurnRequest) -> list[PolicyTurn]:
         """Return the ``request.n`` answers to a request. Cancelling the call cancels their

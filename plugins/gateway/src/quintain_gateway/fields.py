@@ -9,10 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 from quintain import Message, ToolCall, ToolSpec
 from quintain.data import read_json
+from quintain.models import PICTURE
 
 from .errors import invalid, unsupported
 from .request import ANY_TOOL
@@ -22,6 +24,10 @@ DEEPEST = 64
 MOST_REPLIES = 64
 """Of ``n``."""
 MOST_STOPS = 16
+MOST_IMAGES = 16
+"""Of a message."""
+IMAGES = ("image_url", "input_image", "image")
+"""Types of parts with an image: of chat completions, responses and messages."""
 _PIECES = 64
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}\Z")
 _RANGES = {"temperature": (0, 2), "top_p": (0, 1)}
@@ -70,25 +76,30 @@ def positive(body: Mapping[str, Any], name: str, limit: int | None = None) -> in
     return value if value is None else int(value)
 
 
-def text_of(content: Any, where: str, first: int = 0) -> str:
-    """Return the text of a message: a string, null, or a list of text parts, counted from
-    *first*.
+def text_of(content: Any, where: str, first: int = 0, *, role: str = "assistant") -> str:
+    """Return the text of a message: a string, null, or a list of parts, counted from *first*. Images
+    of the user and of tools become pictures (`quintain_vision`); other roles write text alone.
     """
     if content is None:
         return ""
     if isinstance(content, str):
-        return content
+        return _without_pictures(content, role)
     if not isinstance(content, list):
         raise invalid(
             f"{where} is {shown(content)}; expected text or a list of parts", where, "invalid_type"
         )
+    count_images(content, where)
     out: list[str] = []
     for i, part in enumerate(content, first):
         kind = part.get("type") if isinstance(part, dict) else None
+        if kind in IMAGES and role in ("user", "tool"):
+            out.append(picture_of(part, f"{where}[{i}]", role))
+            continue
         if kind not in ("text", "input_text", "output_text", "refusal"):
             raise unsupported(
                 f"{where}[{i}]",
-                f"{where}[{i}] is a part of type {shown(kind)}; only text is supported",
+                f"{where}[{i}] is a part of type {shown(kind)}; only text is supported"
+                + " and, of users and tools, images" * (kind in IMAGES),
             )
         value = part.get("refusal" if kind == "refusal" else "text")
         if not isinstance(value, str):
@@ -97,8 +108,59 @@ def text_of(content: Any, where: str, first: int = 0) -> str:
                 f"{where}[{i}]",
                 "invalid_type",
             )
-        out.append(value)
+        out.append(_without_pictures(value, role))
     return "".join(out)
+
+
+def count_images(parts: Sequence[Any], where: str) -> None:
+    """Refuse more than `MOST_IMAGES` images in the *parts* of a message."""
+    images = sum(isinstance(part, dict) and part.get("type") in IMAGES for part in parts)
+    if images > MOST_IMAGES:
+        raise invalid(
+            f"{where} has {images} images; expected at most {MOST_IMAGES}", where, "invalid_image"
+        )
+
+
+def _without_pictures(text: str, role: str) -> str:
+    """Return *text* of an agent without the marks of pictures, which it may have copied from a
+    policy. Those of a turn stay, since a reply is compared with what was sampled, and is no picture.
+    """
+    return text if role == "assistant" else text.replace(PICTURE, "\ufffd")
+
+
+def picture_of(part: Mapping[str, Any], where: str, role: str) -> str:
+    """Return what stands for an image of the user or of a tool in a message."""
+    url = _url_of(part, where)
+    if not url.startswith("data:"):
+        raise unsupported(
+            where, f"{where} is an image at an address, and nothing is fetched; send it as data"
+        )
+    if find_spec("quintain_vision") is None:
+        raise unsupported(
+            where, f"{where} is an image; for those, pip install 'quintain-gateway[pictures]'"
+        )
+    from quintain_vision import PictureError, picture, tool_picture
+
+    try:
+        return picture(url) if role == "user" else tool_picture(url)
+    except PictureError as e:
+        raise invalid(f"{where}: {e}", where, "invalid_image") from None
+
+
+def _url_of(part: Mapping[str, Any], where: str) -> str:
+    """Return the URL of an image in a part of any API; base64 becomes a ``data:`` URL."""
+    if part["type"] == "image":  # Anthropic's
+        source = get(part, "source", dict, {}, f"{where}.")
+        if source.get("type") == "base64":
+            kind = get(source, "media_type", str, "", f"{where}.source.")
+            return f"data:{kind};base64,{get(source, 'data', str, '', f'{where}.source.')}"
+        url = source.get("url")
+    else:
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, dict) else url
+    if not isinstance(url, str):  # a file of the API, for one
+        raise unsupported(where, f"{where} is an image without its data; send it in base64")
+    return url
 
 
 def call_of(name: Any, arguments: Any, call_id: Any, where: str) -> ToolCall:

@@ -11,7 +11,7 @@ from quintain import Message
 
 from .dialect import Dialect
 from .errors import ApiError, invalid, unsupported
-from .fields import call_of, get, named, pieces, shown, stops_of, text_of, with_schema
+from .fields import call_of, count_images, get, named, pieces, shown, stops_of, text_of, with_schema
 from .request import ANY_TOOL, PolicyTurn, TurnRequest, arguments_of
 
 _KINDS = {
@@ -83,7 +83,7 @@ def request_of(body: Mapping[str, Any]) -> TurnRequest:
     if not messages or messages[-1].role == "assistant":
         reason = "the beginning of a reply cannot be given (prefill); end with one of the user"
         raise unsupported("messages", f"messages end with one of the assistant: {reason}")
-    system = text_of(body.get("system"), "system")
+    system = text_of(body.get("system"), "system", role="system")
     thinking = get(body, "thinking", dict, {}).get("type")
     return TurnRequest(
         messages=with_schema(
@@ -107,7 +107,9 @@ def _turn(data: Any, where: str) -> Iterator[Message]:
     if not blocks and data.get("role") == "assistant":
         # a turn without any text was answered with no block, and comes back so
         yield DIALECT.message({**data, "content": ""}, where)
-    for i, block in enumerate(get(data, "content", list, [], f"{where}.")):
+    blocks = get(data, "content", list, [], f"{where}.")
+    count_images(blocks, f"{where}.content")
+    for i, block in enumerate(blocks):
         place = f"{where}.content[{i}]"
         kind = block.get("type") if isinstance(block, dict) else None
         one = DIALECT.message({"role": data.get("role"), "content": ""}, where)
@@ -119,12 +121,12 @@ def _turn(data: Any, where: str) -> Iterator[Message]:
         elif one.role == "assistant" and kind == "redacted_thinking":
             yield one
         elif one.role == "user" and kind == "tool_result":
-            text = text_of(block.get("content"), f"{place}.content")
+            text = text_of(block.get("content"), f"{place}.content", role="tool")
             failed = get(block, "is_error", bool, False, f"{place}.") and not text
             call_id = get(block, "tool_use_id", str, "", f"{place}.")
             yield Message("tool", "error" if failed else text, call_id=call_id)
         else:
-            yield replace(one, content=text_of([block], f"{where}.content", i))
+            yield replace(one, content=text_of([block], f"{where}.content", i, role=one.role))
 
 
 def _joined(messages: Iterable[Message], between: str) -> list[Message]:

@@ -68,7 +68,8 @@ def request_of(body: Mapping[str, Any], histories: Mapping[str, ResponseHistory]
     )
     if not messages:
         raise invalid("input is empty; expected text or at least one item", "input")
-    system = [Message("system", instructions)] if instructions else []
+    told = text_of(instructions, "instructions", role="system")
+    system = [Message("system", told)] if told else []
     return TurnRequest(
         messages=with_schema([*system, *messages], common.get("schema")),
         history=messages,
@@ -117,7 +118,7 @@ def _messages(items: str | list[Any]) -> list[Message]:
     message.
     """
     if isinstance(items, str):
-        return [Message("user", items)]
+        return [Message("user", text_of(items, "input", role="user"))]
     messages: list[Message] = []
     thought = ""
     for i, item in enumerate(items):
@@ -132,7 +133,7 @@ def _messages(items: str | list[Any]) -> list[Message]:
             call = call_of(item.get("name"), item.get("arguments"), item.get("call_id"), where)
             messages = _with_call(messages, call)
         elif kind == "function_call_output":
-            output = text_of(item.get("output"), f"{where}.output")
+            output = text_of(item.get("output"), f"{where}.output", role="tool")
             messages.append(
                 Message("tool", output, call_id=get(item, "call_id", str, "", f"{where}."))
             )

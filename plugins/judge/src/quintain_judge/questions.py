@@ -10,6 +10,7 @@ from string import Formatter
 
 from quintain import Message
 from quintain.errors import UsageError
+from quintain.models import PICTURE
 
 from .prompts import Prompt, listed
 from .verdicts import Form, Ranking, SingleLabel
@@ -167,9 +168,16 @@ def ranking_prompt(
 
 
 def text_of(prompt: str | Sequence[Message]) -> str:
-    """Return a prompt as one text; the roles of several messages are named."""
+    """Return a prompt as one text; the roles of several messages are named. Turns of an assistant
+    in it have no pictures.
+    """
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
         return prompt[0].content
-    return "\n\n".join(f"({message.role}) {message.content}" for message in prompt)
+    contents = [
+        m.content.replace(PICTURE, "") if m.role == "assistant" else m.content for m in prompt
+    ]
+    return "\n\n".join(
+        f"({message.role}) {content}" for message, content in zip(prompt, contents, strict=True)
+    )

@@ -6,6 +6,15 @@ What models see of them is in `quintain_vision.source`, which needs torch and tr
 from __future__ import annotations
 
 from .files import PictureError, PictureLimits
-from .messages import message, picture, shown, tool_picture
+from .messages import content_json, message, picture, shown, thumbnails, tool_picture
 
-__all__ = ["PictureError", "PictureLimits", "message", "picture", "shown", "tool_picture"]
+__all__ = [
+    "PictureError",
+    "PictureLimits",
+    "content_json",
+    "message",
+    "picture",
+    "shown",
+    "thumbnails",
+    "tool_picture",
+]

@@ -74,6 +74,11 @@ class Picture:
     ending: str
 
 
+_FOUND: dict[tuple[bytes, PictureLimits], tuple[str, int, int, str]] = {}
+MOST_FOUND = 4096
+"""Files of which a process remembers what they hold: an agent sends all pictures with every turn."""
+
+
 def read(source: bytes | str | Path, limits: PictureLimits) -> Picture:
     """Return the picture in *source*: bytes, the path of a file, or a ``data:`` URL in base64.
 
@@ -85,10 +90,14 @@ def read(source: bytes | str | Path, limits: PictureLimits) -> Picture:
         raise PictureError(f"{name} is empty; expected a file of PNG, JPEG or WebP")
     if len(data) > limits.bytes:
         raise PictureError(_too_large(name, len(data), limits))
-    image, ending = decode(data, name, limits)
-    return Picture(
-        digest=digest_of(image), width=image.width, height=image.height, data=data, ending=ending
-    )
+    key = (hashlib.sha256(data).digest(), limits)
+    if key not in _FOUND:
+        image, ending = decode(data, name, limits)
+        if len(_FOUND) >= MOST_FOUND:
+            del _FOUND[next(iter(_FOUND))]
+        _FOUND[key] = (digest_of(image), image.width, image.height, ending)
+    digest, width, height, ending = _FOUND[key]
+    return Picture(digest=digest, width=width, height=height, data=data, ending=ending)
 
 
 def digest_of(image: Image.Image) -> str:

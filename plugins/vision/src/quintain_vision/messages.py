@@ -8,7 +8,9 @@ hold text, and the id of a task depends on the pixels.
 from __future__ import annotations
 
 import hmac
+import io
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from quintain.models import PICTURE
 from quintain.types import Role
 
 from .files import Picture, PictureError, PictureLimits, read
-from .store import SHORT, put, signature
+from .store import SHORT, data_url, get, put, signature
 
 REFERENCE = re.compile(f"{PICTURE}image ([0-9]+)x([0-9]+) ([0-9a-f]{{32}}){PICTURE}", re.ASCII)
 """Width, height and digest of a picture in a text; of one of a tool, the first `SHORT` digits and a
@@ -58,7 +60,7 @@ def tool_picture(source: bytes | str | Path, *, limits: PictureLimits | None = N
 def is_signed(reference: re.Match[str]) -> bool:
     """Return whether `tool_picture` made what `REFERENCE` found."""
     width, height, digits = reference.groups()
-    signed = signature(f"{width}x{height} {digits[:SHORT]}")
+    signed = signature(f"{width}x{height} {digits[:SHORT]}", new=False)
     return hmac.compare_digest(digits[SHORT:], signed)
 
 
@@ -68,6 +70,45 @@ def references(message: Message) -> list[re.Match[str]]:
         return []
     found = REFERENCE.finditer(message.content)
     return [one for one in found if message.role != "tool" or is_signed(one)]
+
+
+def thumbnails(message: Message, side: int = 160) -> dict[str, str]:
+    """Return the pictures of *message* as small ``data:`` URLs, at most *side* pixels wide and high,
+    by what begins their digests; without those whose files are lost.
+    """
+    found: dict[str, str] = {}
+    for reference in references(message):
+        digits = reference[3][:SHORT]
+        try:
+            image = get(digits)
+        except PictureError:
+            continue
+        small = max(image.size) <= side
+        image.thumbnail((side, side))
+        file = io.BytesIO()
+        image.save(file, "PNG" if small else "JPEG")  # a drawing of few pixels stays as it is
+        kind = "png" if small else "jpeg"
+        found[digits] = f"data:image/{kind};base64,{b64encode(file.getvalue()).decode()}"
+    return found
+
+
+def content_json(message: Message) -> str | list[dict[str, Any]]:
+    """Return the content of *message* as APIs of OpenAI's form take it: its text, or parts of which
+    pictures are ``image_url`` with a ``data:`` URL of the file that was stored.
+
+    Raises:
+        PictureError: a picture is lost.
+    """
+    found: list[dict[str, Any]] = []
+    end = 0
+    for reference in references(message):
+        if reference.start() > end:
+            found.append({"type": "text", "text": message.content[end : reference.start()]})
+        found.append({"type": "image_url", "image_url": {"url": data_url(reference[3][:SHORT])}})
+        end = reference.end()
+    if end < len(message.content) and found:
+        found.append({"type": "text", "text": message.content[end:]})
+    return found or message.content
 
 
 def _stored(source: bytes | str | Path, limits: PictureLimits | None) -> Picture:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import os
 import secrets
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
@@ -19,6 +20,9 @@ from .files import Picture, PictureError, decode, digest_of
 
 SHORT = 12
 """Digits of a digest in the id of a token. Two pictures that begin alike are refused."""
+
+TYPES = {".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp"}
+"""Of media, by the endings of files."""
 
 
 def folder() -> Path:
@@ -77,13 +81,15 @@ def _unwritable(path: Path, error: OSError) -> PictureError:
     )
 
 
-def signature(text: str) -> str:
+def signature(text: str, *, new: bool = True) -> str:
     """Return 20 hexadecimal digits that prove that *text* was written here: they are made with a
-    secret of the store.
+    secret of the store. Empty if it has none, unless a *new* one is made.
 
     Raises:
         PictureError: the folder of the store cannot be written.
     """
+    if not new and not (folder() / "secret").exists():
+        return ""
     return hmac.new(_secret(folder() / "secret"), text.encode(), "sha256").hexdigest()[:20]
 
 
@@ -108,7 +114,17 @@ def get(digest: str) -> Image.Image:
     Raises:
         PictureError: there is none, or its file has changed.
     """
+    return _read(file_of(digest))[0]
+
+
+def data_url(digest: str) -> str:
+    """Return the file of the picture *digest* as a ``data:`` URL; arguments and errors as of `get`."""
     path = file_of(digest)
+    return f"data:{TYPES[path.suffix]};base64,{b64encode(_read(path)[1]).decode()}"
+
+
+def _read(path: Path) -> tuple[Image.Image, bytes]:
+    """Return the pixels of the file *path*, and its content."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -119,7 +135,7 @@ def get(digest: str) -> Image.Image:
             f"{path} is not the picture that was stored, or this Pillow decodes it in another way; "
             "remove the file and make the tasks again"
         )
-    return image
+    return image, data
 
 
 def file_of(digest: str) -> Path:

@@ -4,11 +4,13 @@ text.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
+from base64 import b64decode
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -17,13 +19,14 @@ from unittest.mock import patch
 
 import pytest
 
-from quintain import Message, Score
+from quintain import Message, Score, Task
 from quintain.cli import main
 from quintain.store import RunFolder
 from quintain.types.rollout import Group, Turn
 from quintain.types.transcript import Branch, TokenSource, Transcript
 from quintain_view.viewer.command import newest, spread
 from quintain_view.viewer.page import instructive, json_in_html
+from quintain_view.viewer.pictures import shared
 from quintain_view.viewer.stored import SOURCES, rewrites_of, token_rows
 
 from .rollout_run import HOSTILE, make_run, rollout
@@ -477,3 +480,79 @@ def test_the_page_shows_the_marks(tmp_path: Path, monkeypatch: Any) -> None:
         built = browse(url, "900,900", tmp_path / "profile").stdout
         mark = '<div class="rewrite">context rewritten: 6 tokens before, 3 after</div>'
         assert built.count(mark) == 1, built[-3000:]
+
+
+# ------------------------------------------------------------------------------ pictures
+
+
+def png(colour: str, width: int) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (width, 4), colour).save(file, "PNG")
+    return file.getvalue()
+
+
+def seeing(tmp_path: Path) -> Path:
+    """A run with one rollout: pictures of the user and of a tool, a forged one, and a lost one."""
+    from quintain_vision import picture, tool_picture
+
+    red, blue = picture(png("red", 6)), tool_picture(png("blue", 640))
+    lost = red.replace(red[-33:-1], "0" * 32)
+    given = (
+        Message("user", f"{red}Which colour? {lost}"),
+        Message("assistant", f"I see {red}"),
+        Message("tool", f"{blue} and {red}", name="look"),
+    )
+    made = rollout(1, 0, 0, messages=given, task=Task(prompt=f"{red}Which colour?"))
+    make_run(tmp_path / "runs", steps=1)
+    folder = RunFolder(tmp_path / "runs" / "sums", lock=False)
+    folder.write_rollouts(1, [Group(task=made.task, rollouts=(made,))], {})
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_pictures_are_labels_and_small_ones(
+    installed: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
+    runs = seeing(tmp_path)
+    if not installed:
+        monkeypatch.setattr("quintain_view.viewer.pictures.find_spec", lambda name: None)
+    (view,) = found(runs, capsys)
+    user, assistant, tool = view["messages"]
+    assert user["content"] == "[image 6x4]Which colour? [image 6x4]"
+    assert assistant["content"] == "I see [image 6x4]"
+    assert tool["content"] == "[image 640x4] and [image 6x4]"
+    assert view["prompt"] == "[image 6x4]Which colour?"
+    assert [len(m["pictures"]) for m in view["messages"]] == ([1, 0, 1] if installed else [0] * 3)
+    assert run(runs) == 0
+    assert "[image 6x4]Which colour?" in capsys.readouterr().out
+    assert run(runs, "--html", str(tmp_path / "a.html")) == 0
+    page = json.loads(Elements((tmp_path / "a.html").read_text()).scripts[0])
+    assert "\ufdd1" not in json.dumps(page["rollouts"], ensure_ascii=False)
+    assert len(page["pictures"]) == 2 * installed
+    if installed:
+        numbers = [m["pictures"] for m in page["rollouts"][0]["messages"]]
+        assert numbers == [[0], [], [1]]
+        small, large = map(opened, page["pictures"])
+        assert (small.size, small.getpixel((0, 0))) == ((6, 4), (255, 0, 0))
+        assert large.size == (160, 1)
+
+
+def opened(url: str) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(b64decode(url.partition(",")[2])))
+
+
+def test_the_pictures_of_a_page_are_in_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [{"pictures": ["a", "b"]}, {}, {"pictures": ["b", "c", "d"]}]
+    monkeypatch.setattr("quintain_view.viewer.pictures.MOST", 3)
+    assert shared(messages) == ["a", "b", "c"]
+    assert messages == [{"pictures": [0, 1]}, {}, {"pictures": [1, 2]}]

@@ -7,12 +7,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from quintain import Message, Reply, Sampling, ToolCall, ToolSpec
 from quintain.data import read_json
 from quintain.errors import InfrastructureError, UsageError
-from quintain.models import PICTURE
+from quintain.models import PICTURE, PICTURE_PLACES
 
 _FINISH: Mapping[str | None, Literal["stop", "length"]] = {
     None: "stop",  # some servers leave it out
@@ -80,25 +81,40 @@ def request_body(
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """Return one message. Reasoning is not sent back, as chat templates drop it.
+    """Return one message, its pictures as parts ``image_url``. Reasoning is not sent back, as chat
+    templates drop it.
 
     Raises:
-        UsageError: it holds a picture.
+        UsageError: a picture is lost, or ``quintain-vision`` is missing.
     """
-    if message.content.count(PICTURE) > 1:
-        raise UsageError(
-            "a message holds a picture, which is not sent to servers yet; use engine.use = "
-            '"embedded" (docs/pictures.md)'
-        )
-    out: dict[str, Any] = {"role": message.role, "content": message.content}
+    content = _content_json(message)
+    out: dict[str, Any] = {"role": message.role, "content": content}
     if message.calls:
-        out["content"] = message.content or None
+        out["content"] = content or None
         out["tool_calls"] = [_call_json(c, i) for i, c in enumerate(message.calls)]
     if message.call_id:
         out["tool_call_id"] = message.call_id
     if message.name and message.role != "tool":
         out["name"] = message.name
     return out
+
+
+def _content_json(message: Message) -> str | list[dict[str, Any]]:
+    """Return the content of *message*: text, or parts if it holds pictures. What an assistant and
+    a tool spell is text.
+    """
+    if message.role == "assistant" or message.content.count(PICTURE) < 2:
+        return message.content
+    if find_spec("quintain_vision") is None:
+        if message.role == "tool":  # no tool of this process has made a picture
+            return message.content
+        raise UsageError(
+            "a message holds a picture, for which quintain-vision is missing: "
+            "pip install 'quintain-engines[pictures]'"
+        )
+    from quintain_vision import content_json
+
+    return content_json(message)
 
 
 def _call_json(call: ToolCall, index: int) -> dict[str, Any]:
@@ -162,7 +178,9 @@ def most_tokens(messages: Sequence[Message], tools: Sequence[ToolSpec]) -> int:
     a template adds less than its names, roles and marks, generously counted.
     """
     sent = [message_json(m) for m in messages] + [t.to_json() for t in tools]
-    return len(json.dumps(sent, ensure_ascii=False).encode()) + 64 * len(sent) + 1024
+    # of a picture, the bytes say nothing
+    pictures = sum(m.content.count(PICTURE) // 2 for m in messages) * PICTURE_PLACES
+    return len(json.dumps(sent, ensure_ascii=False).encode()) + 64 * len(sent) + 1024 + pictures
 
 
 def _reasoning(message: Mapping[str, Any]) -> str:

@@ -131,7 +131,7 @@ function detail() {
   by("detail").replaceChildren(
     make("button", {type: "button", class: "back", onclick: () => document.body.classList.remove("reading")}, "Back to the list"),
     make("h2", {}, `${first.environment}, step ${first.step}, group ${first.group}`),
-    make("div", {class: "prompt"}, ...highlighted(first.prompt)),
+    make("div", {class: "prompt"}, ...highlighted(first.prompt), first.messages.filter(m => m.role === "user").slice(0, 1).map(pictures)),
     make("table", {}, first.answer === null ? "" : make("tr", {}, make("th", {}, "expected"), make("td", {}, text(first.answer)))),
     make("h3", {}, `${samples.length} samples: ${chosen.right} right, mean reward ${number(chosen.mean)}`),
     make("div", {class: "samples"}, cards),
@@ -161,12 +161,17 @@ function rewrites(part, unit, number) {
     `context rewritten: ${place.before.toLocaleString("en")} tokens before, ${place.after.toLocaleString("en")} after`));
 }
 
+// Small copies in this file: nothing is fetched.
+function pictures(message) {
+  return (message.pictures || []).map(number => make("img", {src: data.pictures[number], alt: "picture"}));
+}
+
 function messages(part) {
   return make("div", {}, part.messages.map((m, i) => [
     rewrites(part, "messages", i),
     m.reasoning ? make("div", {class: "message reasoning"}, make("b", {}, "reasoning"), ...highlighted(m.reasoning)) : null,
     m.content || !(m.calls || []).length
-      ? make("div", {class: "message " + m.role}, make("b", {}, m.role + (m.name ? " " + m.name : "")), ...highlighted(m.content || "(empty)")) : null,
+      ? make("div", {class: "message " + m.role}, make("b", {}, m.role + (m.name ? " " + m.name : "")), ...highlighted(m.content || "(empty)"), pictures(m)) : null,
     ...(m.calls || []).map(call => make("div", {class: "message call"}, make("b", {}, "calls " + call.name),
       ...highlighted(JSON.stringify(call.arguments, null, 1)), call.error ? make("div", {class: "wrong"}, call.error) : null)),
   ]));

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any
 
+from .pictures import shared
 from .stored import SOURCES, Row
 
 MOST_TOKENS = 400_000
@@ -40,7 +41,12 @@ def page(
     """
     left = MOST_TOKENS
     views = [
-        view | {"conversations": [dict(other) for other in view["conversations"]]} for view in views
+        view
+        | {
+            "conversations": [dict(other) for other in view["conversations"]],
+            "messages": [dict(message) for message in view["messages"]],
+        }
+        for view in views
     ]
     used: set[int] = set()
     for view in views:
@@ -55,6 +61,7 @@ def page(
         "why": why,
         "open": instructive(views),
         "sources": SOURCES,
+        "pictures": shared(message for view in views for message in view["messages"]),
         "texts": {str(token): decode(token) for token in sorted(used)},
         "rollouts": views,
     }

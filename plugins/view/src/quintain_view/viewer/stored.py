@@ -16,6 +16,8 @@ from quintain.models import PICTURE_PLACES, PICTURE_TOKENS
 from quintain.store import RunFolder, fault_of, find_run, read_table, steps_in
 from quintain.types import reaches
 
+from .pictures import labelled, seen
+
 __all__ = [
     "SOURCES",
     "Filter",
@@ -189,7 +191,7 @@ def view_of(row: Row, decode: TokenText, *, tokens: bool = True) -> Row:
         "result": result_of(row),
         "prompt": prompt_of(record["task"]),
         "answer": record["task"].get("answer"),
-        "messages": record["messages"],
+        "messages": [*map(seen, record["messages"])],
         "reply": row["reply"],
         "reward": total,
         "outcome": row["outcome"],
@@ -253,9 +255,9 @@ def conversation_of(
 
 
 def prompt_of(task: Mapping[str, Any]) -> str:
-    """Return the prompt of a stored task; of a conversation the last message."""
+    """Return the prompt of a stored task; of a conversation the last message. A picture is a label."""
     prompt = task.get("prompt", "")
-    return (
+    return labelled(
         prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
     )
 

@@ -17,6 +17,7 @@ from quintain.rollouts import Span, record_spans
 from quintain.store import plain_data
 from quintain.types import reaches
 
+from ..viewer.pictures import labelled
 from .otlp import Exporter
 from .trace import FOLDER, Timed, TimelineFile, path_of, steps_of, write_trace, write_whole
 
@@ -225,7 +226,7 @@ def live_row(rollout: Any) -> dict[str, Any]:
         "cause": rollout.termination.cause,
         "sampled": rollout.tokens,
         "seconds": rollout.seconds,
-        "prompt": prompt[:EXCERPT],
+        "prompt": labelled(prompt)[:EXCERPT],
         "reply": rollout.reply[:EXCERPT],
     }
 
