@@ -546,6 +546,26 @@ def test_no_field_of_a_turn_spells_a_picture(folders: Any) -> None:
         assert tokenizer.hf.convert_tokens_to_ids("<image>") not in ids
 
 
+def test_a_teacher_sees_pictures_as_the_policy_does_or_is_refused(folders: Any) -> None:
+    from quintain.models import HFTokenizer
+    from quintain_offline.distill import SharedVocabulary
+
+    policy = load_model(folders("smolvlm")).tokenizer
+    ids = policy.encode(policy.render([question(1, "What?"), question(2)]))
+    size = len(policy.hf)
+    for teacher, reason in (
+        (load_model(folders("idefics3")).tokenizer, ""),
+        (load_model(folders("llava")).tokenizer, "16 tokens of one that is 20 tokens there"),
+        (HFTokenizer(tiny.tokenizer("smolvlm")), "reads text alone"),
+    ):
+        shared = SharedVocabulary.of(policy, teacher, name="t", policy_size=size, teacher_size=size)
+        if reason:
+            with pytest.raises(UsageError, match=reason):
+                shared.check(ids, policy.decode)
+        else:
+            shared.check(ids, policy.decode)
+
+
 def test_a_text_model_is_no_model_of_pictures(tmp_path: Path) -> None:
     from tests.core.models.tiny import save_tiny
 

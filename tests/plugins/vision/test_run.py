@@ -17,12 +17,6 @@ from quintain_view.viewer.stored import TokenText
 from ...small_run import small_recipe
 from . import tiny
 
-PNG = bytes.fromhex(
-    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c494441"
-    "54789c63f8cfc0000003010100c9fe92ef0000000049454e44ae426082"
-)
-"""One red pixel."""
-
 
 def main(words: list[str]) -> int:
     from quintain.cli import main
@@ -80,14 +74,3 @@ def test_demonstrations_with_pictures_train(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ids", [[], [1, 2, 3], [1, PICTURE_TOKENS + 7, 2**63 - 1]])
 def test_ids_of_pictures_pass_between_processes(ids: list[int]) -> None:
     assert list(unpacked_ids(packed_ids(ids))) == ids
-
-
-def test_a_server_gets_no_message_with_a_picture() -> None:
-    from quintain import Message
-    from quintain.errors import UsageError
-    from quintain_engines.openai.protocol import message_json
-    from quintain_vision import picture
-
-    text = picture(PNG)
-    with pytest.raises(UsageError, match="not sent to servers"):
-        message_json(Message("user", f"{text}How many?"))

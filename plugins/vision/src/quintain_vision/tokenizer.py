@@ -10,7 +10,7 @@ from typing import Any
 from quintain import Message, ToolSpec
 from quintain.errors import UsageError
 from quintain.interfaces import LITERAL, Offsets, Renderer
-from quintain.models import PICTURE, HFTokenizer
+from quintain.models import PICTURE, PICTURE_PLACES, PICTURE_TOKENS, HFTokenizer
 
 from .messages import REFERENCE, parts, references
 from .processor import PictureProcessor
@@ -148,6 +148,21 @@ class PictureTokenizer(HFTokenizer):
             else:
                 pieces.append(super().decode(run, special=special))
         return "".join(pieces)
+
+    def unseen_pictures(self, ids: Sequence[int]) -> str:
+        """Return why this model does not see the pictures in *ids* as the model sees them for whose
+        tokenizer they are; empty if it does.
+        """
+        counts: dict[int, int] = {}
+        for token in ids:
+            if token >= PICTURE_TOKENS:
+                key, place = divmod(token, PICTURE_PLACES)
+                counts[key] = max(counts.get(key, 0), place + 1)
+        for key, count in counts.items():
+            own = self.processor.tokens(digits_of(key))
+            if own != count:
+                return f"its processor makes {own} tokens of one that is {count} tokens there"
+        return ""
 
     def _expanded(self, text: str) -> tuple[str, list[tuple[int, int, int]], list[int]]:
         """Return *text* as the model reads it; where each picture begins and ends in it, without

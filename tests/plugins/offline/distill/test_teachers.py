@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from quintain import LimitReached
 from quintain.errors import InfrastructureError, UsageError
-from quintain.models import HFTokenizer, LoadedModel, load_model
+from quintain.models import PICTURE_TOKENS, HFTokenizer, LoadedModel, load_model
 from quintain_offline.distill import ModelTeacher, SharedVocabulary, TeacherRow, TeacherScore
 from quintain_offline.distill.server import ServerScorer
 from quintain_offline.distill.teacher import CACHED
@@ -342,6 +342,19 @@ def test_what_a_server_cannot_give_is_refused(policy: LoadedModel) -> None:
         asked(Answers(), policy, top=0)
     with pytest.raises(UsageError, match="a server does not give"):
         made(policy, ["http://127.0.0.1:1/v1", "folder"])
+
+
+def test_pictures_are_refused_by_teachers_of_text(policy: LoadedModel) -> None:
+    """A server is asked with ids, of which it knows those of a vocabulary alone."""
+    rows = [TeacherRow((5, PICTURE_TOKENS + 1, 6), (2,))]
+    with pytest.raises(UsageError, match="a picture, which has none there"):
+        asked(Answers(), policy, rows)
+    for complete in (True, False):
+        vocabulary = shared(BYTES, teacher_size=260 if complete else 259)
+        assert vocabulary.complete == complete
+        vocabulary.check([5, 6])
+        with pytest.raises(UsageError, match="holds a picture, and its model reads text alone"):
+            vocabulary.check(rows[0].ids)
 
 
 def test_a_server_with_another_tokenizer_is_refused(policy: LoadedModel) -> None:

@@ -11,6 +11,7 @@ import torch
 from quintain import LimitReached
 from quintain.data import checked_ids, checked_logps
 from quintain.errors import InfrastructureError, UsageError
+from quintain.models import PICTURE_TOKENS
 from quintain_engines.openai import OpenAIEngine
 
 from .teacher import TeacherRow, TeacherScore
@@ -50,7 +51,8 @@ class ServerScorer:
 
         Raises:
             UsageError: at another temperature than 1, or over the whole vocabulary: the server
-                gives neither; or one of its ids means something else.
+                gives neither; one of its ids means something else; or a sequence holds a picture,
+                whose tokens a server cannot read.
             InfrastructureError: the server answers no log-probs.
         """
         if temperature != 1:
@@ -64,6 +66,11 @@ class ServerScorer:
                 f"the teacher {self._client.base_url} gives its likeliest tokens, not the whole "
                 "vocabulary; set algorithm.args.advantage.top to at most its --max-logprobs (20 by "
                 "default)"
+            )
+        if any(max(row.ids, default=0) >= PICTURE_TOKENS for row in rows):
+            raise UsageError(
+                f"{self._name} is asked with ids of tokens, and a rollout holds a picture, which has "
+                "none there; name the folder of a vision-language model as the teacher"
             )
         return list(await asyncio.gather(*(self._score(row, top) for row in rows)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quintain.errors import UsageError
+from quintain.models import PICTURE_TOKENS
 
 LEAST_SHARED = 0.5
 """Share of the policy's ids that a teacher must know by the same meaning, at least."""
@@ -24,11 +25,14 @@ class SharedVocabulary:
         known: whether each id of the policy is shared, [V of the policy].
         complete: both have exactly the same ids, so that their distributions can be compared over
             the whole vocabulary.
+        unseen: returns why the teacher does not see the pictures in ids, empty if it does; ``None``
+            for a model of text.
     """
 
     teacher: str
     known: Tensor
     complete: bool
+    unseen: Callable[[Sequence[int]], str] | None = None
 
     @classmethod
     def of(
@@ -66,7 +70,8 @@ class SharedVocabulary:
                 "policy's tokenizer, or train on its answers: quintain sft"
             )
         complete = vocabulary == of_teacher and policy_size == teacher_size
-        return cls(teacher=name, known=known, complete=complete)
+        unseen = getattr(teacher, "unseen_pictures", None)
+        return cls(teacher=name, known=known, complete=complete, unseen=unseen)
 
     @property
     def ids(self) -> Tensor | None:
@@ -80,9 +85,18 @@ class SharedVocabulary:
             name: what to call an id in the error.
 
         Raises:
-            UsageError: an id is not shared.
+            UsageError: an id is not shared, or is of a picture that the teacher does not see as the
+                policy does.
         """
-        row = torch.tensor(ids)
+        texts = [i for i in ids if i < PICTURE_TOKENS]
+        if len(texts) < len(ids):
+            why = "its model reads text alone" if self.unseen is None else self.unseen(ids)
+            if why:
+                raise UsageError(
+                    f"teacher {self.teacher}: a rollout holds a picture, and {why}; take a "
+                    "vision-language model with the policy's processor"
+                )
+        row = torch.tensor(texts, dtype=torch.long)
         if self.complete or bool(self.known[row].all()):
             return
         first = int(row[~self.known[row]][0])
