@@ -29,6 +29,7 @@ from quintain import (
 from quintain.errors import InfrastructureError, RewardFault, ToolError, UsageError
 from quintain_engines.http import HttpClient, NoAnswer, json_of, run_apart
 
+from ..pictures import plain, reference_of
 from .wire import Observed, RemoteSession, session
 
 SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -91,6 +92,8 @@ class OpenEnv(Environment[Remote, Episode]):
             there is none, a reply is the action as a JSON object.
         observation: field of the observation that the policy reads. Empty: all of it, as JSON where
             it is more than one text.
+        image: field of the observation with a picture, which stands before the text: a ``data:``
+            URL, base64, or rows of pixels. A step without one has none.
         parameters: of every reset.
         size: tasks of each split of a server that lists none: each a seed.
         sessions: episodes at once; a server takes one unless it was started with more.
@@ -103,6 +106,7 @@ class OpenEnv(Environment[Remote, Episode]):
     prompt: str = ""
     action: str = ""
     observation: str = ""
+    image: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     size: int = 100
     sessions: int = 1
@@ -159,7 +163,9 @@ class OpenEnv(Environment[Remote, Episode]):
 
     def _text(self, observed: Observed) -> str:
         """Return what the policy reads of an observation."""
-        content = observed.content
+        content = dict(observed.content)
+        image = content.pop(self.image, None) if self.image else None
+        seen = reference_of(image, f"openenv: {self.image}") if image else ""
         if self.observation:
             if self.observation not in content:
                 raise UsageError(
@@ -170,7 +176,8 @@ class OpenEnv(Environment[Remote, Episode]):
         else:
             told = {k: v for k, v in content.items() if v not in (None, "", [], {})}
             value = next(iter(told.values())) if len(told) == 1 else told or ""
-        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return "\n".join(filter(None, (seen, plain(text))))
 
     async def _step(self, server: RemoteSession, reply: str) -> Observed:
         """Take the action that *reply* is.
