@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
+    from .cache import KVStore as KVStore
+    from .decoding import CacheAttention as CacheAttention
     from .decoding import LayerForward as LayerForward
+    from .decoding import LayerSteps as LayerSteps
     from .decoding import MaskedAttention as MaskedAttention
     from .decoding import Steps as Steps
     from .embedded import EmbeddedEngine as EmbeddedEngine

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -123,18 +123,20 @@ class LayerForward:
     per layer.
     """
 
+    cache: ClassVar[type[KVStore]] = KVStore
+
     def __init__(self, decoder: Decoder, context: int, *, graphs: bool = True) -> None:
         self.decoder = decoder
         decoder.pack()
         self.device = decoder.device
         self.vocab_size = decoder.vocab_size
         shape = (len(decoder.layers), decoder.key_heads, decoder.head_dim)
-        self.store = KVStore(*shape, dtype=decoder.dtype, device=self.device, context=context)
+        self.store = self.cache(*shape, dtype=decoder.dtype, device=self.device, context=context)
         self._tables = (torch.empty(0), torch.empty(0))
         self._weights: list[_StepWeights] = []  # of steps that are kept
         kernels = kernels_of(self.device)
         self._static = kernels and kernels.steps(
-            decoder, self.store, self._steps_over, graphs=graphs
+            decoder, self.store, self.steps_over, graphs=graphs
         )
 
     def rotary_tables(self, length: int) -> tuple[Tensor, Tensor]:
@@ -154,10 +156,8 @@ class LayerForward:
         # If all rows are empty, attention is plainly causal over the new tokens: no mask, and no
         # cache to read back.
         mask = None if not any(starts) else visible(positions_NT, reach)
-        cos, sin = self.rotary_tables(self.store.capacity)
-        cos = cos[positions_NT]
-        sin = sin[positions_NT]
-        hidden = self.decoder.embed(ids_NT)
+        cos, sin = self.angles(rows, ids, starts, positions_NT)
+        hidden, added = self.decoder.begin(ids_NT)
         for layer in self.decoder.layers:
             query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
             # The padding is written, too, beyond the row's end. Masks hide it, and later tokens
@@ -168,22 +168,42 @@ class LayerForward:
             hidden = self.decoder.after_attention(
                 layer, hidden, attend(query, key, value, mask, self.decoder.scaling)
             )
+            if layer.index < len(added):
+                hidden = hidden + added[layer.index]
         # Only the last token of each row is sampled from, so the wide product with the head is for
         # these alone.
         newest = hidden[torch.arange(len(ids), device=self.device), last_N]
         return self.head(self.decoder.final_norm(newest))
 
+    def angles(
+        self,
+        rows: Sequence[int],
+        ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        positions_NT: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the cosines and sines, each [n, T, E], of *ids* at *positions_NT* of their rows; see
+        `extend`.
+        """
+        cos, sin = self.rotary_tables(self.store.capacity)
+        return cos[positions_NT], sin[positions_NT]
+
+    def positions(self, ids: Tensor, before: int) -> Tensor:
+        """Return the rotary positions of *ids* [n, T] behind *before* tokens of text."""
+        return before + torch.arange(ids.shape[1], device=self.device).expand_as(ids)
+
     def steps(self, lengths: Sequence[int], count: int) -> Steps:
         self.store.reserve(len(lengths), max(lengths) + count)
         if self._static:
             return cast(Steps, self._static.begin(lengths))
-        return self._steps_over(lengths, self.attention(lengths))
+        return self.steps_over(lengths, self.attention(lengths))
 
     def attention(self, lengths: Sequence[int]) -> CacheAttention:
         """Return what steps on rows of *lengths* tokens attend by, where no kernels do."""
         return MaskedAttention(self.decoder, self.store, lengths)
 
-    def _steps_over(self, lengths: Sequence[int], attention: CacheAttention) -> LayerSteps:
+    def steps_over(self, lengths: Sequence[int], attention: CacheAttention) -> LayerSteps:
+        """Begin steps on rows of *lengths* tokens that attend by *attention*."""
         tables = self.rotary_tables(self.store.capacity)
         weights = self._weights or [_StepWeights(self.decoder, x) for x in self.decoder.layers]
         if self._static:
@@ -205,12 +225,12 @@ class LayerForward:
         alone.
         """
         before = prefix[0][0].shape[1] if prefix else 0
-        positions = before + torch.arange(ids.shape[1], device=self.device).expand_as(ids)
         # Behind a prefix a token sees all of it and its own row so far; without one attention is
         # plainly causal.
-        mask = visible(positions[:1], before + ids.shape[1]) if prefix else None
-        cos, sin = self.decoder.rotary(positions)
-        hidden = self.decoder.embed(ids)
+        places = before + torch.arange(ids.shape[1], device=self.device)[None]
+        mask = visible(places, before + ids.shape[1]) if prefix else None
+        cos, sin = self.decoder.rotary(self.positions(ids, before))
+        hidden, added = self.decoder.begin(ids)
         computed: PrefixCache = []
         for index, layer in enumerate(self.decoder.layers):
             query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
@@ -222,6 +242,8 @@ class LayerForward:
             hidden = self.decoder.after_attention(
                 layer, hidden, attend(query, key, value, mask, self.decoder.scaling)
             )
+            if index < len(added):
+                hidden = hidden + added[index]
         return hidden, computed
 
     def head(self, hidden: Tensor) -> Tensor:

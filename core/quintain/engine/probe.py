@@ -36,11 +36,12 @@ def choose_forward(
     name = type(module).__name__
     decoder = Decoder.of(module)
     # Weights that a loader read without the model's class have no forward to compare with.
+    kind = getattr(module, "decodes_by", LayerForward)  # of pictures, whose positions differ
     weights_alone = getattr(type(module), "forward", None) is torch.nn.Module.forward
     if decoder is not None and (
-        weights_alone or not disagreement(lambda: LayerForward(decoder, context), module)
+        weights_alone or not disagreement(lambda: kind(decoder, context), module)
     ):
-        return LayerForward(decoder, context, graphs=graphs)
+        return kind(decoder, context, graphs=graphs)
     windows = has_windows(module.config.get_text_config())
     if not windows and not disagreement(lambda: ModuleForward(module, context, routers), module):
         return ModuleForward(module, context, routers)

@@ -31,7 +31,14 @@ from .adapters import base_of, body_of
 from .head import Statistics, statistics
 from .kernels import Attend, kernels_of
 from .layers import Decoder, Layer, attend, product_type, steady_length
-from .prefix_layout import Padding, PrefixGroup, PrefixLayout, TokenSequence, tokens_computed
+from .prefix_layout import (
+    Padding,
+    PrefixGroup,
+    PrefixLayout,
+    TokenSequence,
+    plain_positions,
+    tokens_computed,
+)
 from .prefix_tree import Node
 from .probe import agree, logit_map_of, plain_log_probs
 from .routers import ExpertLoad, Routers, again
@@ -146,7 +153,8 @@ class Forward:
         """
         if self.layout == "shared":
             assert self.decoder is not None
-            layout = PrefixLayout.of(prefix_groups, self.device)
+            positions_of = getattr(base_of(self.module), "positions_of", plain_positions)
+            layout = PrefixLayout.of(prefix_groups, self.device, positions_of)
             compute = partial(
                 _shared_hidden, self.decoder, layout, self.checkpointing, self.gathers
             )
@@ -313,7 +321,7 @@ def _shared_hidden(
     decoder: Decoder, plan: PrefixLayout, checkpointing: bool, gathers: bool
 ) -> Tensor:
     """Return the hidden states [N, D] that predict the positions of *plan*."""
-    hidden_FD = decoder.embed(plan.ids)
+    hidden_FD, added = decoder.begin(plan.ids)
     if torch.is_autocast_enabled(hidden_FD.device.type):
         # Also with weights in half precision: layers add up in float32, as autocast of float32
         # weights does.
@@ -324,12 +332,15 @@ def _shared_hidden(
     def run(layer: Layer, hidden_FD: Tensor) -> Tensor:
         query, key, value = decoder.qkv(layer, hidden_FD, cos_FE, sin_FE)
         mixed = attend_flat(query, key, value)
+        more = added[layer.index] if layer.index < len(added) else None
         # What follows acts on each token alone. After the last attention nobody reads the tokens
         # that are not asked for, such as those of prompts.
         if layer is decoder.layers[-1]:
             hidden_FD = hidden_FD.index_select(0, plan.asked)
             mixed = mixed.index_select(0, plan.asked)
-        return decoder.after_attention(layer, hidden_FD, mixed)
+            more = more if more is None else more.index_select(0, plan.asked)
+        hidden_FD = decoder.after_attention(layer, hidden_FD, mixed)
+        return hidden_FD if more is None else hidden_FD + more
 
     # Scoring keeps nothing for a backward pass, so there is nothing to save by computing layers
     # twice.

@@ -25,7 +25,9 @@ from .joined_product import joined_product
 from .packed import PackedLinear, packs
 from .transfers import on_gpu
 
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+FAMILIES = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"}
+)
 """``config.model_type`` of the modules against which `Decoder` is tested."""
 
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
@@ -178,6 +180,13 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         return self.embed.weight.dtype
+
+    def begin(self, ids: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return the hidden states [..., D] of *ids*, and for the first layers what is added to the
+        output of each, [..., D]: a table of embeddings that knows pictures may have that.
+        """
+        of_pictures = getattr(self.embed, "begin", None)
+        return of_pictures(ids) if of_pictures else (self.embed(ids), ())
 
     def rotary(self, positions: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each [..., E], of integer *positions* [...]; angles are

@@ -10,7 +10,7 @@ T tokens of a rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, cast
@@ -35,6 +35,15 @@ class TokenSequence:
 
 PrefixGroup = Sequence[TokenSequence]
 """Rows that may have a common prefix."""
+
+
+PositionsOf = Callable[[Sequence[int]], Sequence[int]]
+"""The rotary positions of the tokens of a row."""
+
+
+def plain_positions(ids: Sequence[int]) -> Sequence[int]:
+    """Return the places of *ids*, which are the positions of text."""
+    return range(len(ids))
 
 
 def shared_start(prefix_group: PrefixGroup) -> int:
@@ -173,7 +182,12 @@ class PrefixLayout:
     asked: Tensor
 
     @classmethod
-    def of(cls, groups: Sequence[PrefixGroup], device: torch.device) -> PrefixLayout:
+    def of(
+        cls,
+        groups: Sequence[PrefixGroup],
+        device: torch.device,
+        positions_of: PositionsOf = plain_positions,
+    ) -> PrefixLayout:
         """Return the layout of *groups*."""
         trees = [tree_of(group) for group in groups]
         two_level = [group for group, tree in zip(groups, trees, strict=True) if tree is None]
@@ -184,7 +198,11 @@ class PrefixLayout:
         # The last token of a row predicts nothing that trains, so it is left out everywhere below.
         common = shared or [0] * len(two_level)
         ids = [i for n, group in zip(shared, two_level, strict=False) for i in group[0].ids[:n]]
-        positions = [p for n in shared for p in range(n)]
+        positions = [
+            p
+            for n, group in zip(shared, two_level, strict=False)
+            for p in positions_of(group[0].ids)[:n]
+        ]
         starts, begin = len(ids), 0
         asked_by_row: list[list[int]] = []
         for n, group in zip(common, two_level, strict=True):
@@ -195,7 +213,7 @@ class PrefixLayout:
                     [begin + p - 1 if p <= n else len(ids) + p - 1 - n for p in row.positions]
                 )
                 ids.extend(row.ids[n:-1])
-                positions.extend(range(n, len(row.ids) - 1))
+                positions.extend(positions_of(row.ids)[n:-1])
             begin += n
         lengths = [
             [len(row.ids) - 1 - n for row in group]
@@ -213,11 +231,15 @@ class PrefixLayout:
             first_tokens = list(
                 accumulate((len(node.ids) for node in tree.nodes), initial=len(ids))
             )
-            for node in tree.nodes:
+            rows_of = {
+                k: row.ids for row, path in zip(group, tree.paths, strict=True) for k in path
+            }
+            for index, node in enumerate(tree.nodes):
                 before = tuple(first_node + k for k in node.before)
                 tree_nodes.append(replace(node, before=before))
                 ids.extend(node.ids)
-                positions.extend(range(node.begin, node.begin + len(node.ids)))
+                end = node.begin + len(node.ids)
+                positions.extend(positions_of(rows_of[index])[node.begin : end])
             for row, path in zip(group, tree.paths, strict=True):
                 flat = [
                     i for k in path for i in range(first_tokens[k], first_tokens[k + 1])

@@ -20,9 +20,11 @@ from quintain import Message, Sampling, ToolCall, ToolSpec
 from quintain.engine import EmbeddedEngine
 from quintain.errors import UsageError
 from quintain.models import PICTURE, PICTURE_TOKENS, Forward, LoadedModel, TokenSequence, load_model
+from quintain.models.prefix_layout import tree_of
 from quintain.rollouts.chat.bridge import Conversation
 from quintain.types.transcript import TokenSource, Transcript
 from quintain_vision import message, picture
+from quintain_vision.grids import axes, positions
 from quintain_vision.module import tower_parts
 from quintain_vision.source import PictureModel
 from quintain_vision.tokenizer import PictureTokenizer
@@ -30,7 +32,14 @@ from quintain_vision.tokens import digits_of, key_of
 
 from . import tiny
 
-FAMILIES = ["llava", "idefics3", "smolvlm"]
+QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+"""Their positions follow the grid of a picture, here four rows of five tokens."""
+FAMILIES = ["llava", "llava_next", "idefics3", "smolvlm", *QWEN, "gemma3"]
+TOKENS = {
+    "llava": 16, "llava_next": 44, "idefics3": 20, "smolvlm": 20, **dict.fromkeys(QWEN, 20),
+    "gemma3": 4,
+}  # fmt: skip
+"""Of a picture of 40 x 28 pixels."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -69,12 +78,16 @@ def plain_inputs(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, Any]:
     """What transformers' own forward gets for *ids*."""
     tokenizer = loaded.tokenizer
     assert isinstance(tokenizer, PictureTokenizer)
-    place = tokenizer.hf.convert_tokens_to_ids("<image>")
+    place = tokenizer.hf.convert_tokens_to_ids(tokenizer.processor.token)
     inputs = {"input_ids": torch.tensor([[place if i >= PICTURE_TOKENS else i for i in ids]])}
     keys = dict.fromkeys(key_of(i) for i in ids if i >= PICTURE_TOKENS)
     made = [tokenizer.processor.inputs(digits_of(key)) for key in keys]
+    family = made and loaded.module.config.model_type
+    if family in ("gemma3", *QWEN):
+        name = "token_type_ids" if family == "gemma3" else "mm_token_type_ids"
+        inputs[name] = torch.tensor([[int(i >= PICTURE_TOKENS) for i in ids]])
     # one row for each picture, but all pictures of a sequence in one row for Idefics3
-    dim = 0 if made and made[0]["pixel_values"].ndim == 4 else 1
+    dim = 1 if family in ("idefics3", "smolvlm") else 0
     for name in made[0] if made else ():
         inputs[name] = torch.cat([one[name] for one in made], dim)
     return inputs
@@ -108,17 +121,41 @@ def references(*seeds: int) -> list[str]:
     return [picture(png(seed)) for seed in seeds if seed]
 
 
-@pytest.mark.parametrize("family", ["llava", "idefics3"])
-def test_tokens_are_those_of_the_processor(family: str, folders: Any) -> None:
+def processor_of(family: str, folder: Path) -> Any:
+    """The processor of transformers, over its image processor that needs no torchvision."""
     import transformers
 
+    words = tiny.tokenizer(family)
+    if family in ("llava", "llava_next"):
+        kind = transformers.LlavaProcessor if family == "llava" else transformers.LlavaNextProcessor
+        return kind.from_pretrained(folder, backend="pil")
+    images = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    if family == "idefics3":
+        return transformers.Idefics3Processor(images, words, image_seq_len=4)
+    if family == "gemma3":
+        words.boi_token, words.image_token, words.eoi_token = tiny.SPECIAL["gemma"]
+        ids = words.convert_tokens_to_ids(tiny.SPECIAL["gemma"])
+        words.boi_token_id, words.image_token_id, words.eoi_token_id = ids
+        return transformers.Gemma3Processor(images, words, image_seq_length=4)
+    kinds = {
+        "qwen2_vl": transformers.Qwen2VLProcessor,
+        "qwen2_5_vl": transformers.Qwen2_5_VLProcessor,
+        "qwen3_vl": transformers.Qwen3VLProcessor,
+    }
+
+    class WithoutVideos(kinds[family]):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, *_: Any) -> None:
+            """Let the processor of videos be missing, which needs torchvision."""
+
+    return WithoutVideos(images, words)
+
+
+@pytest.mark.keeps("llava", "qwen3_vl", "gemma3")
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "smolvlm"])
+def test_tokens_are_those_of_the_processor(family: str, folders: Any) -> None:
     loaded = load_model(folders(family))
     words = tiny.tokenizer(family)
-    if family == "llava":
-        processor = transformers.LlavaProcessor.from_pretrained(folders(family), backend="pil")
-    else:
-        pil = transformers.Idefics3ImageProcessorPil.from_pretrained(folders(family))
-        processor = transformers.Idefics3Processor(pil, words, image_seq_len=4)
+    processor = processor_of(family, folders(family))
     parts = [
         {"type": "text", "text": "A "},
         {"type": "image", "image": png(1)},
@@ -134,7 +171,9 @@ def test_tokens_are_those_of_the_processor(family: str, folders: Any) -> None:
     prompt = words.apply_chat_template(spoken, tokenize=False, add_generation_prompt=True)
     images = [Image.open(io.BytesIO(png(1))), Image.open(io.BytesIO(png(2, 30, 60)))]
     theirs = processor(
-        images=images if family == "llava" else [images], text=prompt, return_tensors="pt"
+        images=[images] if family in ("idefics3", "gemma3") else images,
+        text=[prompt],
+        return_tensors="pt",
     )
     ours = plain_inputs(loaded, ids)
     assert ours["input_ids"].tolist() == theirs["input_ids"].tolist()
@@ -161,9 +200,10 @@ def test_two_pictures_never_match_and_one_is_shared(family: str, folders: Any) -
 def test_sampled_log_probs_are_those_of_transformers(family: str, folders: Any) -> None:
     loaded = load_model(folders(family))
     engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer)
-    assert engine.path.startswith("LayerForward")
+    ways = {"gemma3": "BatchForward", **dict.fromkeys(QWEN, "GridForward")}
+    assert engine.path.partition(" ")[0] == ways.get(family, "LayerForward")
     transcript = conversation_of(loaded, engine, [0, 1, 2])
-    assert transcript.sampled == 18
+    assert transcript.sampled >= 12
     plain = plain_module(folders(family))
     for sequence in transcript.sequences():
         with torch.no_grad():
@@ -179,7 +219,7 @@ def test_the_tokens_of_a_picture_are_not_trained(family: str, folders: Any) -> N
     loaded = load_model(folders(family))
     engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer)
     sequence = conversation_of(loaded, engine, [1, 2]).sequences()[-1]
-    assert sum(i >= PICTURE_TOKENS for i in sequence.ids) == 2 * (16 if family == "llava" else 20)
+    assert sum(i >= PICTURE_TOKENS for i in sequence.ids) == 2 * TOKENS[family]
     assert not any(
         m for i, m in zip(sequence.ids, sequence.mask, strict=True) if i >= PICTURE_TOKENS
     )
@@ -212,7 +252,8 @@ def test_log_probs_and_gradients_are_those_of_transformers(
     loaded = load_model(folders(family))
     groups = [rows_of(loaded, [1]), rows_of(loaded, [2, 1])]
     forward = Forward(loaded.module, layout=layout)
-    assert forward.layout == ("shared" if layout == "auto" else "bucketed")
+    shares = layout == "auto" and family != "gemma3"
+    assert forward.layout == ("shared" if shares else "bucketed")
     logp = forward.statistics(groups).logp
     (logp * torch.arange(1, len(logp) + 1)).sum().backward()
 
@@ -225,12 +266,130 @@ def test_log_probs_and_gradients_are_those_of_transformers(
     expected = torch.cat(rows)
     (expected * torch.arange(1, len(expected) + 1)).sum().backward()
     torch.testing.assert_close(logp, expected, rtol=0, atol=1e-4)
-    ours, theirs = gradients(loaded.module), gradients(plain)
+    assert_same_gradients(loaded.module, plain)
+
+
+def assert_same_gradients(module: Any, plain: Any) -> None:
+    ours, theirs = gradients(module), gradients(plain)
     assert ours.keys() == theirs.keys()
-    assert any("vision" in name for name in ours)
+    assert any("vision" in name or "visual" in name for name in ours)
     for name, gradient in theirs.items():
         scale = float(gradient.abs().max()) + 1
         torch.testing.assert_close(ours[name] / scale, gradient / scale, rtol=0, atol=1e-5)
+
+
+def logps_of(folder: Path, loaded: LoadedModel, ids: Sequence[int], count: int) -> Tensor:
+    """The log-probs of the last *count* of *ids* by transformers' own forward."""
+    with torch.no_grad():
+        return plain_logps(plain_module(folder), plain_inputs(loaded, ids), ids)[-count:]
+
+
+def prompt_of(loaded: LoadedModel, *messages: Message) -> list[int]:
+    return loaded.tokenizer.encode(loaded.tokenizer.render(messages))
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl"])
+def test_positions_are_those_of_transformers(family: str, folders: Any) -> None:
+    """For each cut of a row, also inside of a picture."""
+    loaded = load_model(folders(family))
+    tokenizer: Any = loaded.tokenizer
+    ids = prompt_of(loaded, question(1), Message("assistant", "4"), question(2), question(1))
+    assert ids.count(ids[4]) == 2  # the same picture twice
+    inputs = plain_inputs(loaded, ids)
+    inputs["image_grid_thw"] = inputs["image_grid_thw"][[0, 1, 0]]
+    del inputs["pixel_values"]
+    expected, delta = loaded.module.model.get_rope_index(**inputs)  # type: ignore[union-attr,operator]
+    found, shifts = positions(tokenizer.processor, ids)
+    torch.testing.assert_close(axes(torch.tensor(found)), expected[:, 0], rtol=0, atol=0)
+    assert shifts[-1][1] == int(delta) < 0
+    for cut in range(len(ids)):
+        before, shifts = positions(tokenizer.processor, ids[:cut])
+        offset = shifts[-1][1] if shifts else 0
+        behind, _ = positions(tokenizer.processor, ids[cut:], cut, offset)
+        assert [*before, *behind] == found
+
+
+@pytest.mark.keeps("llava", "qwen3_vl")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_with_one_picture_are_continued_in_one_batch(
+    family: str, folders: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows copy a beginning with a picture from another row, of the same prompt or of one that goes
+    on otherwise, and passes end inside of a picture.
+    """
+    monkeypatch.setattr("quintain.engine.embedded.PREFILL_TOKENS", 11)
+    loaded = load_model(folders(family))
+    engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer)
+    talks = [
+        [question(1, "Count them.")],
+        [question(1, "Count them."), Message("assistant", "four"), question(2)],
+        [Message("user", "Say something.")],
+        [question(1, "Count them."), Message("assistant", "five"), Message("user", "Sure?")],
+    ]
+    prompts = [prompt_of(loaded, *talk) for talk in talks]
+
+    async def sample() -> list[Any]:
+        async with engine:
+            first = await engine.sample(prompts[0], Sampling(max_tokens=3, seed=9))
+            turns = [
+                engine.sample(ids, Sampling(max_tokens=5, seed=i))
+                for i, ids in enumerate((*prompts, prompts[1]))
+            ]
+            found = await asyncio.gather(*turns)
+            scored = [*prompts[1], *found[1].ids]
+            scores = await asyncio.gather(
+                *(engine.score(scored[: len(scored) - i], len(prompts[1])) for i in range(2))
+            )
+            torch.testing.assert_close(
+                torch.tensor(scores[0]), torch.tensor(found[1].logps), rtol=0, atol=1e-4
+            )
+            assert len(scores[1]) == len(scores[0]) - 1
+            return [first, *found]
+
+    found = asyncio.run(sample())
+    for ids, turn in zip((prompts[0], *prompts, prompts[1]), found, strict=True):
+        expected = logps_of(folders(family), loaded, [*ids, *turn.ids], len(turn.ids))
+        torch.testing.assert_close(torch.tensor(turn.logps), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.keeps("qwen3_vl-shared", "qwen3_vl-packed")
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        *((family, "shared") for family in ("smolvlm", *QWEN)),
+        # transformers packs no rows of the others
+        ("smolvlm", "packed"),
+        ("qwen3_vl", "packed"),
+    ],
+)
+def test_rows_that_part_at_several_places_train(family: str, layout: Any, folders: Any) -> None:
+    """A tree of turns with pictures, its layers computed again in the backward pass."""
+    loaded = load_model(folders(family))
+    forward = Forward(loaded.module, layout=layout, checkpointing=True)
+    assert forward.layout == layout
+    opened = [question(1, "How many red ones are there, and how many of them are small?")]
+    later = [*opened, Message("assistant", "four"), question(2, "And how many here, again in all?")]
+    talks = [
+        [*later, Message("assistant", "two")],
+        [*later, Message("assistant", "six"), Message("user", "Sure?")],
+        [*opened, Message("assistant", "seven"), Message("user", "Say it again.")],
+    ]
+    rows = []
+    for talk in talks:
+        ids = prompt_of(loaded, *talk)
+        rows.append(TokenSequence(ids, [len(ids) - 6, len(ids) - 1]))
+    assert layout == "packed" or tree_of(rows)
+    logp = forward.statistics([rows]).logp
+    logp.sum().backward()
+    plain = plain_module(folders(family))
+    parts = []
+    for row in rows:
+        logps = plain_logps(plain, plain_inputs(loaded, row.ids), row.ids)
+        parts.append(logps[[p - 1 for p in row.positions]])
+    expected = torch.cat(parts)
+    expected.sum().backward()
+    torch.testing.assert_close(logp, expected, rtol=0, atol=1e-4)
+    assert_same_gradients(loaded.module, plain)
 
 
 @pytest.mark.keeps("llava")
@@ -386,11 +545,16 @@ def test_a_copy_in_half_precision_sees_pictures(folders: Any) -> None:
 @pytest.mark.keeps("llava")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_user_spells_is_no_picture(family: str, folders: Any) -> None:
-    tokenizer = load_model(folders(family)).tokenizer
-    ids = tokenizer.encode(tokenizer.render([question(1, "an <image> tag")]))
-    assert sum(i >= PICTURE_TOKENS for i in ids) == (16 if family == "llava" else 20)
-    assert tokenizer.hf.convert_tokens_to_ids("<image>") not in ids
-    assert "an <image> tag" in tokenizer.decode(ids)
+    tokenizer: Any = load_model(folders(family)).tokenizer
+    text = f"a {tokenizer.processor.token} or {tokenizer.processor.placeholder} tag"
+    ids = tokenizer.encode(tokenizer.render([question(1, text)]))
+    assert sum(i >= PICTURE_TOKENS for i in ids) == TOKENS[family]
+    spelled = tokenizer.processor.token, tokenizer.processor.placeholder
+    assert ids.count(tokenizer.hf.convert_tokens_to_ids(spelled[0])) == 0
+    # its own, beside the picture, for Gemma 3
+    begins = ids.count(tokenizer.hf.convert_tokens_to_ids(spelled[1]))
+    assert begins == (spelled[0] != spelled[1])
+    assert f"a {spelled[0]} or {spelled[1]} tag" in tokenizer.decode(ids)
 
 
 def test_what_the_policy_spells_is_no_picture(folders: Any) -> None:
@@ -577,6 +741,6 @@ def test_a_text_model_is_no_model_of_pictures(tmp_path: Path) -> None:
 def test_families_that_are_not_known_are_left_to_core() -> None:
     for config in (
         {"model_type": "llava", "vision_config": {"model_type": "pixtral"}},
-        {"model_type": "qwen2_5_vl", "vision_config": {}},
+        {"model_type": "llava_onevision", "vision_config": {}},
     ):
         assert PictureModel.family("nowhere", config) is None

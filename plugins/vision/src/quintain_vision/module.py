@@ -10,7 +10,7 @@ Shapes: T ids of any shape, N tokens of a picture, D hidden size.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -18,10 +18,12 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from quintain.errors import UsageError
 from quintain.interfaces import changes_of
 from quintain.models import PICTURE_PLACES, PICTURE_TOKENS, body_of
 
 from .files import PictureError
+from .grids import GridBody, GridForward, GridRotary, positions
 from .processor import PictureProcessor
 from .tokens import digits_of, key_of
 
@@ -44,7 +46,7 @@ class SeesPictures:
         super().__init__(*args, **options)
         module: Any = self
         table = module.get_input_embeddings()
-        table.__class__ = _table_class(type(table))
+        _mix(table, _PictureTable)
         # no part of the table, of which the module would be a part
         object.__setattr__(table, "owner", module)
         object.__setattr__(table, "cache", FeatureCache())
@@ -55,10 +57,35 @@ class SeesPictures:
         self.processor.save(Path(folder))
 
 
+class SeesGrids(SeesPictures):
+    """`SeesPictures` of a class whose positions follow the grid of a picture."""
+
+    decodes_by = GridForward
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        body = body_of(self)
+        _mix(body, GridBody)
+        _mix(body.language_model.rotary_emb, GridRotary)
+
+    def positions_of(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the positions of the tokens of a row."""
+        return positions(self.processor, ids)[0]
+
+
+class SeesBlocks(SeesPictures):
+    """`SeesPictures` of a class in which the tokens of a picture see each other."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _mix(body_of(self), _BlockBody)
+
+
 def seeing(kind: type, processor: PictureProcessor) -> Any:
     """Return *kind*, a class of transformers, with `SeesPictures`; its name, which is saved, stays."""
+    mixin = {"causal": SeesPictures, "grid": SeesGrids, "blocks": SeesBlocks}[processor.attends]
     return type(
-        kind.__name__, (SeesPictures, kind), {"processor": processor, "__module__": kind.__module__}
+        kind.__name__, (mixin, kind), {"processor": processor, "__module__": kind.__module__}
     )
 
 
@@ -104,13 +131,20 @@ class _PictureTable:
     weight: nn.Parameter
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return hidden states [T, D] of *ids*, text and pictures."""
-        rows = cast(Any, super()).forward
+        """Return hidden states [..., D] of *ids*, text and pictures."""
         if ids.is_cuda and torch.cuda.is_current_stream_capturing():
-            return cast(Tensor, rows(ids))  # steps of decoding, which append no picture
+            # steps of decoding, which append no picture
+            return cast(Tensor, cast(Any, super()).forward(ids))
+        return self.begin(ids)[0]
+
+    def begin(self, ids: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        """Return hidden states [..., D] of *ids*, and what is added to the output of each of the first
+        layers, [..., D]: further features of pictures, of models that have such.
+        """
+        rows = cast(Any, super()).forward
         seen = ids >= PICTURE_TOKENS
         if not seen.any():
-            return cast(Tensor, rows(ids))
+            return rows(ids), ()
         hidden: Tensor = rows(ids.masked_fill(seen, 0))
         places = ids[seen]
         firsts, which = torch.unique(places - places % PICTURE_PLACES, return_inverse=True)
@@ -118,11 +152,14 @@ class _PictureTable:
         begins = torch.tensor([0, *(len(part) for part in features)]).cumsum(0)[:-1]
         index = begins.to(ids.device)[which] + places % PICTURE_PLACES
         chosen = torch.cat(features).to(hidden.dtype).index_select(0, index)
-        return hidden.masked_scatter(seen.unsqueeze(-1), chosen)
+        first, *more = chosen.unflatten(-1, (-1, hidden.shape[-1])).unbind(-2)
+        blank = torch.zeros_like(hidden)
+        added = [blank.masked_scatter(seen.unsqueeze(-1), part) for part in more]
+        return hidden.masked_scatter(seen.unsqueeze(-1), first), added
 
     def _features(self, key: int) -> Tensor:
-        """Return the features [N, D] of the picture with *key*: with a gradient if one is computed and
-        the tower trains, else from the cache.
+        """Return the features of the picture with *key*, [N, D], or side by side with those for deeper
+        layers: with a gradient if one is computed and the tower trains, else from the cache.
         """
         parts = [*tower_parts(self.owner).values()]
         parameters = [p for part in parts for p in part.parameters()]
@@ -151,8 +188,9 @@ class _PictureTable:
             else value.to(parameter.device)
             for name, value in self.owner.processor.inputs(digits_of(key)).items()
         }
-        pooled = body.get_image_features(**inputs, return_dict=True).pooler_output
-        features: Tensor = torch.cat([*pooled])
+        output = body.get_image_features(**inputs, return_dict=True)
+        deeper = getattr(output, "deepstack_features", None) or ()
+        features = torch.cat([torch.cat([*part]) for part in (output.pooler_output, *deeper)], -1)
         expected = self.owner.processor.tokens(digits_of(key))
         if len(features) != expected:
             raise PictureError(
@@ -162,10 +200,30 @@ class _PictureTable:
         return features
 
 
-_CLASSES: dict[type, type] = {}
+class _BlockBody:
+    """The body of a module in which the tokens of a picture see each other; mixed into its class."""
+
+    def forward(self, input_ids: Tensor | None = None, **options: Any) -> Any:
+        """Compute the forward of the body, with the pictures in *input_ids* [n, T].
+
+        Raises:
+            UsageError: it has a mask of scores, which a caller made without knowing of pictures.
+        """
+        mask = options.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.ndim == 4:
+            raise UsageError(f"{type(self).__name__} makes its masks itself, for pictures")
+        if input_ids is not None and bool((input_ids >= PICTURE_TOKENS).any()):
+            options["token_type_ids"] = (input_ids >= PICTURE_TOKENS).long()
+        return cast(Any, super()).forward(input_ids=input_ids, **options)
 
 
-def _table_class(kind: type) -> type:
-    if kind not in _CLASSES:
-        _CLASSES[kind] = type(kind.__name__, (_PictureTable, kind), {"__module__": kind.__module__})
-    return _CLASSES[kind]
+_CLASSES: dict[tuple[type, type], type] = {}
+
+
+def _mix(part: nn.Module, mixin: type) -> None:
+    """Give *part* a class of the same name with *mixin*."""
+    kind = type(part)
+    if (kind, mixin) not in _CLASSES:
+        names = {"__module__": kind.__module__}
+        _CLASSES[kind, mixin] = type(kind.__name__, (mixin, kind), names)
+    part.__class__ = _CLASSES[kind, mixin]

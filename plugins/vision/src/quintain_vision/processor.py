@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -32,12 +32,38 @@ CACHE_BYTES = 2**28
 """Memory for the inputs of pictures; further ones are processed again."""
 
 
+COUNTS = ("rows", "cols", "num_crops")
+"""What image processors return for the text alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyProcessor:
+    """What is special to a family of models.
+
+    Attributes:
+        processor: of transformers, with the attributes that write a text and no tokenizer.
+        token, placeholder, attends: see `PictureProcessor`.
+        options: arguments of the image processor.
+        nested: the image processor takes the pictures of each prompt in a list.
+    """
+
+    processor: Any
+    token: str
+    placeholder: str = ""
+    attends: Literal["causal", "grid", "blocks"] = "causal"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    nested: bool = False
+
+
 class PictureProcessor:
     """The image processor of the model *name*, a folder or one of the hub, with the configuration
     *config*.
 
     Attributes:
-        token: the text that a chat template writes for a picture.
+        placeholder: the text that a chat template writes for a picture.
+        token: the text of each token of a picture.
+        attends: ``causal`` where its tokens are as those of text; ``grid`` where their positions
+            follow the grid of the picture; ``blocks`` where they see each other.
     """
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
@@ -54,9 +80,12 @@ class PictureProcessor:
         self._files = {file: Path(path).read_bytes() for file, path in paths.items() if path}
         saved = json.loads(self._files.get("processor_config.json", b"{}"))
         family = FAMILIES[str(config["model_type"])]
-        self._settings = family(config, saved)
-        self.token = str(self._settings.image_token)
+        self._family = family(config, saved, self._process)
+        self.token = self._family.token
+        self.placeholder = self._family.placeholder or self.token
+        self.attends = self._family.attends
         self._texts: dict[str, str] = {}
+        self._grids: dict[str, tuple[int, int]] = {}
         self._inputs: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
 
     @property
@@ -89,6 +118,15 @@ class PictureProcessor:
         """Return the number of tokens of the picture *digest*; raises as `text`."""
         return self.text(digest).count(self.token)
 
+    def grid(self, digest: str) -> tuple[int, int]:
+        """Return the rows and columns of the tokens of the picture *digest*; raises as `text`."""
+        digest = digest[:SHORT]
+        if digest not in self._grids:
+            _, rows, columns = self.inputs(digest)["image_grid_thw"][0].tolist()
+            merged = int(self._process.merge_size)
+            self._grids[digest] = rows // merged, columns // merged
+        return self._grids[digest]
+
     def inputs(self, digest: str) -> dict[str, Tensor]:
         """Return the inputs of the vision tower for the picture *digest*, by name; raises as `text`."""
         digest = digest[:SHORT]
@@ -96,17 +134,17 @@ class PictureProcessor:
             self._inputs.move_to_end(digest)
             return self._inputs[digest]
         image = get(digest)
-        settings = self._settings
+        images = [[image]] if self._family.nested else [image]
         try:
-            made = self._process(settings.nested(image), return_tensors="pt", **settings.options)
-            self._texts[digest] = str(settings.kind.replace_image_token(settings, made, 0))
+            made = self._process(images, return_tensors="pt", **self._family.options)
+            self._texts[digest] = str(self._family.processor.replace_image_token(made, 0))
         except (ValueError, TypeError, ZeroDivisionError, RuntimeError) as error:
             raise PictureError(
                 f"the processor of the model refuses picture {digest} ({image.width} x "
                 f"{image.height} pixels): {error}"
             ) from error
         inputs = {name: value for name, value in made.items() if isinstance(value, Tensor)}
-        inputs = {name: value for name, value in inputs.items() if name not in ("rows", "cols")}
+        inputs = {name: value for name, value in inputs.items() if name not in COUNTS}
         self._inputs[digest] = inputs
         size = sum(value.nbytes for kept in self._inputs.values() for value in kept.values())
         while size > CACHE_BYTES and len(self._inputs) > 1:
@@ -115,46 +153,84 @@ class PictureProcessor:
         return inputs
 
 
-def _llava(config: Mapping[str, Any], saved: Mapping[str, Any]) -> SimpleNamespace:
-    from transformers import LlavaProcessor
+def _bare(kind: type, **attributes: Any) -> Any:
+    """Return a processor of *kind* that was not constructed, with *attributes*."""
+    processor = object.__new__(kind)
+    vars(processor).update(attributes)
+    return processor
 
-    tower = config["vision_config"]
+
+def _llava(config: Mapping[str, Any], saved: Mapping[str, Any], images: Any) -> FamilyProcessor:
+    from transformers import LlavaNextProcessor, LlavaProcessor
+
+    after = config["model_type"] == "llava_next"
     strategy = config.get("vision_feature_select_strategy", "default")
-    return SimpleNamespace(
-        kind=LlavaProcessor,
-        nested=lambda image: [image],
-        options={},
-        image_token=saved.get("image_token", "<image>"),
-        patch_size=saved.get("patch_size") or tower["patch_size"],
+    token = str(saved.get("image_token", "<image>"))
+    processor = _bare(
+        LlavaNextProcessor if after else LlavaProcessor,
+        image_processor=images,
+        image_token=token,
+        patch_size=saved.get("patch_size") or config["vision_config"]["patch_size"],
         vision_feature_select_strategy=saved.get("vision_feature_select_strategy") or strategy,
         # older files lack it: the class token of CLIP
         num_additional_image_tokens=saved.get("num_additional_image_tokens", 1),
     )
+    return FamilyProcessor(
+        processor=processor, token=token, options={"do_pad": True} if after else {}
+    )
 
 
-def _idefics3(config: Mapping[str, Any], saved: Mapping[str, Any]) -> SimpleNamespace:
+def _idefics3(config: Mapping[str, Any], saved: Mapping[str, Any], images: Any) -> FamilyProcessor:
     from transformers import Idefics3Processor, SmolVLMProcessor
 
     tower = config["vision_config"]
     side = tower.get("image_size", 364) // tower.get("patch_size", 14)
-    smol = config["model_type"] == "smolvlm"
-    return SimpleNamespace(
-        kind=SmolVLMProcessor if smol else Idefics3Processor,
-        nested=lambda image: [[image]],
-        options={"return_row_col_info": True},
+    processor = _bare(
+        SmolVLMProcessor if config["model_type"] == "smolvlm" else Idefics3Processor,
         image_token="<image>",
         fake_image_token="<fake_token_around_image>",
         global_image_token="<global-img>",
         global_image_tag="<global-img>",
         image_seq_len=saved.get("image_seq_len") or side**2 // config.get("scale_factor", 2) ** 2,
     )
+    options = {"return_row_col_info": True}
+    return FamilyProcessor(processor=processor, token="<image>", options=options, nested=True)
 
 
-FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], SimpleNamespace]] = {
+def _qwen(config: Mapping[str, Any], saved: Mapping[str, Any], images: Any) -> FamilyProcessor:
+    from transformers import Qwen2_5_VLProcessor, Qwen2VLProcessor, Qwen3VLProcessor
+
+    kinds: dict[str, Any] = {"qwen2_vl": Qwen2VLProcessor, "qwen2_5_vl": Qwen2_5_VLProcessor}
+    token = "<|image_pad|>"
+    kind = kinds.get(config["model_type"], Qwen3VLProcessor)
+    processor = _bare(kind, image_processor=images, image_token=token)
+    return FamilyProcessor(processor=processor, token=token, attends="grid")
+
+
+def _gemma3(config: Mapping[str, Any], saved: Mapping[str, Any], images: Any) -> FamilyProcessor:
+    from transformers import Gemma3Processor
+
+    token, begin, end = "<image_soft_token>", "<start_of_image>", "<end_of_image>"
+    count = saved.get("image_seq_length") or config.get("mm_tokens_per_image", 256)
+    whole = f"\n\n{begin}{token * count}{end}\n\n"
+    processor = _bare(Gemma3Processor, full_image_sequence=whole)
+    # That class says so, over what the files of the image processor say.
+    options = {"do_convert_rgb": True, "do_pan_and_scan": False}
+    return FamilyProcessor(
+        processor=processor, token=token, placeholder=begin, attends="blocks", options=options
+    )
+
+
+FAMILIES: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], Any], FamilyProcessor]] = {
     "llava": _llava,
+    "llava_next": _llava,
     "idefics3": _idefics3,
     "smolvlm": _idefics3,
+    "qwen2_vl": _qwen,
+    "qwen2_5_vl": _qwen,
+    "qwen3_vl": _qwen,
+    "gemma3": _gemma3,
 }
-"""By ``config.model_type``: what the processor class of a family reads of itself. Their positions
-are those of text, and their attention is causal.
+"""By ``config.model_type``: of the configuration of the model, the saved settings of its processor
+and its image processor.
 """

@@ -35,13 +35,13 @@ class PictureTokenizer(HFTokenizer):
         if not tokenizer.chat_template and processor.chat_template:
             tokenizer.chat_template = processor.chat_template
         self.processor = processor
-        self.placeholder = processor.token
+        self.placeholder = processor.placeholder
         self._lists = bool(tokenizer.chat_template) and not _reads_text(tokenizer)
         super().__init__(tokenizer, stop_ids=stop_ids)
-        token = tokenizer.convert_tokens_to_ids(self.placeholder)
+        token = tokenizer.convert_tokens_to_ids(processor.token)
         if not isinstance(token, int) or token == tokenizer.unk_token_id:
             raise UsageError(
-                f"the tokenizer of the model has no token {self.placeholder!r}; save it again with "
+                f"the tokenizer of the model has no token {processor.token!r}; save it again with "
                 "the processor of the model"
             )
         self._token = token
@@ -131,7 +131,7 @@ class PictureTokenizer(HFTokenizer):
         places = [i for i, token in enumerate(ids) if token == self._token]
         if len(places) != len(tokens):
             raise UsageError(
-                f"a prompt has {len(places)} tokens {self.placeholder!r} for {len(tokens)} tokens of "
+                f"a prompt has {len(places)} tokens {self.processor.token!r} for {len(tokens)} tokens of "
                 "pictures: the tokenizer does not read it as one token"
             )
         for place, token in zip(places, tokens, strict=True):
@@ -179,7 +179,7 @@ class PictureTokenizer(HFTokenizer):
             length += len(before.replace(LITERAL, ""))
             regions.append((length, length + len(written), len(found[0])))
             length += len(written)
-            tokens += ids_of(found[3], written.count(self.placeholder))
+            tokens += ids_of(found[3], self.processor.tokens(found[3]))
             end = found.end()
         return "".join((*pieces, text[end:])), regions, tokens
 
@@ -187,9 +187,13 @@ class PictureTokenizer(HFTokenizer):
         return self.placeholder
 
     def _spelled_out(self, text: str) -> str:
-        """Return *text* with `LITERAL` in each placeholder and picture that it spells."""
+        """Return *text* with `LITERAL` in each placeholder, token of a picture and picture that it
+        spells.
+        """
         text = _UNMARKED.sub(PICTURE + LITERAL, text)  # a text may be marked twice
-        return text.replace(self.placeholder, self.placeholder[0] + LITERAL + self.placeholder[1:])
+        for name in {self.placeholder, self.processor.token}:
+            text = text.replace(name, name[0] + LITERAL + name[1:])
+        return text
 
 
 def _reads_text(tokenizer: Any) -> bool:
