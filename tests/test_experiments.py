@@ -48,6 +48,7 @@ LONG = {
     "mismatch",
     "overoptimisation",
     "positives_negatives",
+    "sight",
     "small_model",
     "staleness",
     "tree_search",

@@ -3,7 +3,29 @@
 from __future__ import annotations
 
 from .bars import Bars
+from .clicking import Clicking, TargetTask, on_target
 from .counting import Counting
-from .seen import PictureEnvironment, PictureTask, right_number
+from .geometry import Geometry
+from .picture_maze import MapTask, PictureMaze, goal_reached
+from .seen import COLOURS, PictureEnvironment, PictureTask, empty, right_number
+from .shapes import CELLS, SHAPES, draw_shape
 
-__all__ = ["Bars", "Counting", "PictureEnvironment", "PictureTask", "right_number"]
+__all__ = [
+    "CELLS",
+    "COLOURS",
+    "SHAPES",
+    "Bars",
+    "Clicking",
+    "Counting",
+    "Geometry",
+    "MapTask",
+    "PictureEnvironment",
+    "PictureMaze",
+    "PictureTask",
+    "TargetTask",
+    "draw_shape",
+    "empty",
+    "goal_reached",
+    "on_target",
+    "right_number",
+]

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from quintain.errors import UsageError
 
-from .seen import COLOURS, PictureEnvironment
+from .seen import COLOURS, PictureEnvironment, empty
 
 
 class Bars(PictureEnvironment):
@@ -33,9 +33,9 @@ class Bars(PictureEnvironment):
         return range(1, self.lines + 1)
 
     def draw(self, random: Random, answer: int) -> tuple[Image.Image, str]:
-        colours = random.sample([*COLOURS], len(COLOURS))
+        colours = random.sample(self.colours, len(self.colours))
         asked = random.choice(colours)
-        image = Image.new("RGB", (self.size, self.size), "white")
+        image = empty(self.size)
         pencil = ImageDraw.Draw(image)
         step = (self.size - 2) / (self.lines + 1)
         width = self.size / len(colours)

@@ -1,4 +1,4 @@
-"""What the environments have in common: a drawn picture, a question, a number as the answer."""
+"""What the environments have in common: a drawn picture, and a question about it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
+from typing import Protocol, TypeVar
 
 from PIL import Image
 
@@ -29,7 +31,15 @@ COLOURS = {
     "green": (44, 160, 44),
     "blue": (31, 119, 180),
     "yellow": (240, 200, 30),
+    "purple": (128, 60, 160),
+    "orange": (255, 127, 14),
 }
+COMMON = ("red", "green", "blue", "yellow")
+"""The colours unless others are named, so that two are left to measure with."""
+
+T = TypeVar("T", bound=Task)
+R = TypeVar("R")
+T_co = TypeVar("T_co", bound=Task, covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,24 +60,28 @@ def right_number(rollout: Rollout[PictureTask, None]) -> float:
     return float(bool(numbers) and int(numbers[-1]) == int(rollout.task.answer))
 
 
-class PictureEnvironment(Environment[PictureTask, None]):
-    """Generated pictures with a question each; subclasses draw.
+class TaskMaker(Protocol[T_co]):
+    """A task that lacks its prompt alone."""
 
-    The answer is drawn first, each as often, and the question apart from it. So nobody who does not
-    see the picture scores above chance, which is one divided by the number of answers.
+    def __call__(self, *, prompt: Sequence[Message]) -> T_co: ...
+
+
+class DrawnEnvironment(Environment[T, R]):
+    """Generated pictures with a question each; subclasses draw.
 
     Attributes:
         size: width and height of the pictures, in pixels.
+        colours: what is asked for, of red, green, blue, yellow, purple and orange.
         train: number of tasks of the split ``train``.
         held_out: number of tasks of ``dev``, and of ``test``.
         blind: leave the picture out, which measures what a model answers without it.
     """
 
     size: int = 64
+    colours: tuple[str, ...] = COMMON
     train: int = 1000
     held_out: int = 200
     blind: bool = False
-    reward = right_number
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -77,28 +91,50 @@ class PictureEnvironment(Environment[PictureTask, None]):
         ):
             if value < least:
                 raise UsageError(f"{name} is {value}; expected a whole number from {least} up")
+        known = set(self.colours) <= set(COLOURS)
+        if not self.colours or not known or len(set(self.colours)) < len(self.colours):
+            raise UsageError(
+                f"colours is {list(self.colours)}; expected some of {', '.join(COLOURS)}, each once"
+            )
+
+    @abstractmethod
+    def made(self, random: Random) -> tuple[Image.Image, str, TaskMaker[T]]:
+        """Return a picture, a question about it, and the task but its prompt."""
+
+    def tasks(self, split: str) -> Iterator[T]:
+        if split not in SPLITS:
+            raise KeyError(split)
+        for number in range(self.train if split == "train" else self.held_out):
+            random = Random(f"{type(self).__name__}/{split}/{number}")
+            image, question, make = self.made(random)
+            task = make(prompt=[Message("user", f"{picture(_png(image))}\n{question}")])
+            if self.blind:  # the same task, to compare with
+                task = replace(task, prompt=[Message("user", question)])
+            yield task
+
+
+class PictureEnvironment(DrawnEnvironment[PictureTask, None]):
+    """A generated picture, and a question whose answer is a number.
+
+    The answer is drawn first, each as often, and the question apart from it. So nobody who does not
+    see the picture scores above chance, which is one divided by the number of answers.
+    """
+
+    reward = right_number
 
     @property
     @abstractmethod
-    def answers(self) -> range:
+    def answers(self) -> Sequence[int]:
         """The answers, each as often as any other."""
 
     @abstractmethod
     def draw(self, random: Random, answer: int) -> tuple[Image.Image, str]:
         """Return a picture, and a question about it that has *answer*."""
 
-    def tasks(self, split: str) -> Iterator[PictureTask]:
-        if split not in SPLITS:
-            raise KeyError(split)
-        for number in range(self.train if split == "train" else self.held_out):
-            random = Random(f"{type(self).__name__}/{split}/{number}")
-            answer = random.choice(self.answers)
-            image, question = self.draw(random, answer)
-            prompt = [Message("user", f"{picture(_png(image))}\n{question}")]
-            task = PictureTask(prompt=prompt, answer=str(answer))
-            if self.blind:  # the same task, to compare with
-                task = replace(task, prompt=[Message("user", question)])
-            yield task
+    def made(self, random: Random) -> tuple[Image.Image, str, TaskMaker[PictureTask]]:
+        answer = random.choice(self.answers)
+        image, question = self.draw(random, answer)
+        return image, question, partial(PictureTask, answer=str(answer))
 
     @control()
     def blind_guess(self, task: PictureTask, messages: Sequence[Message]) -> str:
@@ -108,6 +144,11 @@ class PictureEnvironment(Environment[PictureTask, None]):
     def demonstrations(self, split: str) -> Iterator[Demonstration]:
         for task in self.tasks(split):
             yield Demonstration(prompt=task.prompt, reply=task.answer)
+
+
+def empty(size: int) -> Image.Image:
+    """Return a white picture of *size* x *size* pixels."""
+    return Image.new("RGB", (size, size), "white")
 
 
 def _png(image: Image.Image) -> bytes:

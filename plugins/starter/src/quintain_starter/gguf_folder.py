@@ -85,7 +85,7 @@ def write_folder(
     remark = _split_text(tokenizer, pre)
     plain = _without_quantisation(module, stops)
     description = {"source": {**origin, "architecture": module.config.model_type}}
-    with _all_or_nothing(folder) as beside:
+    with all_or_nothing(folder) as beside:
         plain.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
         for name, content in texts.items():
@@ -187,7 +187,7 @@ def _bars_on_a_terminal() -> Iterator[None]:
 
 
 @contextmanager
-def _all_or_nothing(folder: Path) -> Iterator[Path]:
+def all_or_nothing(folder: Path) -> Iterator[Path]:
     """Yield a new folder beside *folder* that takes its place at the end; remove it on errors."""
     beside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     with storage_errors(folder):
