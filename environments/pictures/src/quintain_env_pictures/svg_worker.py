@@ -46,7 +46,7 @@ _INNER = re.compile(r"url\(\s*#[\w.-]+\s*\)", re.ASCII)
 _NUMBER = re.compile(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)(px)?\s*", re.ASCII)
 
 
-class Refused(Exception):
+class NotDrawn(Exception):
     """A drawing that is not drawn; the message says why."""
 
 
@@ -55,10 +55,10 @@ def checked(text: str, size: int) -> str:
     refer to nothing outside, on a page of *size* by *size* pixels.
 
     Raises:
-        Refused: it is no XML, has an element that is not known, a declaration, or is over a limit.
+        NotDrawn: it is no XML, has an element that is not known, a declaration, or is over a limit.
     """
     if len(text) > CHARACTERS:
-        raise Refused(f"it has {len(text):,} characters; the limit is {CHARACTERS:,}")
+        raise NotDrawn(f"it has {len(text):,} characters; the limit is {CHARACTERS:,}")
     parts: list[str] = []
     stack: list[str] = []
     count = 0
@@ -67,11 +67,11 @@ def checked(text: str, size: int) -> str:
         nonlocal count
         count += 1
         if count > ELEMENTS or len(stack) >= DEPTH:
-            raise Refused(f"it has more than {ELEMENTS:,} elements, or {DEPTH} within each other")
+            raise NotDrawn(f"it has more than {ELEMENTS:,} elements, or {DEPTH} within each other")
         if (name == "svg") != (not stack):
-            raise Refused("svg is the outermost element, and no other one is")
+            raise NotDrawn("svg is the outermost element, and no other one is")
         if name not in SHAPES + OTHERS + WITHOUT_EFFECT:
-            raise Refused(f"<{name[:40]}> is no element that is drawn here")
+            raise NotDrawn(f"<{name[:40]}> is no element that is drawn here")
         stack.append(name)
         if name in WITHOUT_EFFECT or (stack[-2:-1] and stack[-2] in WITHOUT_EFFECT):
             return
@@ -86,7 +86,7 @@ def checked(text: str, size: int) -> str:
             parts.append(f"</{name}>")
 
     def declared(*_: Any) -> None:
-        raise Refused("it declares a document type or entities, which a drawing does not need")
+        raise NotDrawn("it declares a document type or entities, which a drawing does not need")
 
     parser = expat.ParserCreate(encoding="utf-8")
     parser.StartElementHandler, parser.EndElementHandler = start, end
@@ -94,7 +94,7 @@ def checked(text: str, size: int) -> str:
     try:
         parser.Parse(text.encode("utf-8", "replace"), True)
     except expat.ExpatError as error:
-        raise Refused(f"it is no XML: {error}") from error
+        raise NotDrawn(f"it is no XML: {error}") from error
     return "".join(parts)
 
 
@@ -111,9 +111,9 @@ def _styled(attributes: dict[str, str]) -> dict[str, str]:
 def _inner(value: str) -> str:
     """Return *value*, which may refer to an element of the same drawing alone."""
     if "(" in value and "url" in value.lower() and not _INNER.fullmatch(value.strip()):
-        raise Refused("a url() names something outside of the drawing")
+        raise NotDrawn("a url() names something outside of the drawing")
     if "\\" in value or "@" in value:  # escapes and rules of CSS
-        raise Refused("an attribute has an escape or a rule of CSS")
+        raise NotDrawn("an attribute has an escape or a rule of CSS")
     return value
 
 
@@ -124,11 +124,11 @@ def _page(attributes: dict[str, str], size: int) -> dict[str, str]:
         try:
             box = [float(number) for number in attributes["viewBox"].replace(",", " ").split()]
         except ValueError as error:
-            raise Refused(f"viewBox is {attributes['viewBox'][:40]!r}") from error
+            raise NotDrawn(f"viewBox is {attributes['viewBox'][:40]!r}") from error
     if len(box) != 4 or not all(map(math.isfinite, box)) or not min(box[2:]) > 0:
-        raise Refused("viewBox, or width and height, are no box")
+        raise NotDrawn("viewBox, or width and height, are no box")
     if max(map(abs, box)) > LARGEST:
-        raise Refused(f"its page is larger than {LARGEST:,.0f}")
+        raise NotDrawn(f"its page is larger than {LARGEST:,.0f}")
     numbers = " ".join(f"{number:.9g}" for number in box)
     return {
         "xmlns": "http://www.w3.org/2000/svg",
@@ -158,7 +158,7 @@ def serve(draw: Callable[..., bytes], seconds: float) -> None:
                 background="white",
                 skip_system_fonts=True,
             )
-        except Refused as error:
+        except NotDrawn as error:
             reply = REFUSED + str(error).encode()
         except (ValueError, MemoryError, RecursionError) as error:
             reply = REFUSED + f"the renderer refuses it: {error}"[:300].encode()

@@ -6,15 +6,18 @@ What models see of them is in `quintain_vision.source`, which needs torch and tr
 from __future__ import annotations
 
 from .files import PictureError, PictureLimits
-from .messages import content_json, message, picture, shown, thumbnails, tool_picture
+from .messages import content_json, message, parts, picture, shown, thumbnails, tool_picture
+from .store import get as stored
 
 __all__ = [
     "PictureError",
     "PictureLimits",
     "content_json",
     "message",
+    "parts",
     "picture",
     "shown",
+    "stored",
     "thumbnails",
     "tool_picture",
 ]

@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from .pairs import pairs_of_groups as pairs_of_groups
     from .pairs import read_pairs as read_pairs
     from .pairs import split_by_prompt as split_by_prompt
+    from .pictures import PictureScoringModel as PictureScoringModel
+    from .pictures import new_picture_model as new_picture_model
     from .process import ProcessRewardModel as ProcessRewardModel
     from .rewards import learned_reward as learned_reward
+    from .rewards import picture_reward as picture_reward
     from .rewards import process_reward as process_reward
     from .scorer import Scorer as Scorer
-    from .scoring import ScoreStatistics as ScoreStatistics
-    from .scoring import ScoringModel as ScoringModel
     from .scoring import load_scoring_model as load_scoring_model
     from .scoring import new_scoring_model as new_scoring_model
+    from .scoring_model import ScoreStatistics as ScoreStatistics
+    from .scoring_model import ScoringModel as ScoringModel
     from .service import ModelScore as ModelScore
     from .service import RewardModel as RewardModel
     from .training import RewardTraining as RewardTraining

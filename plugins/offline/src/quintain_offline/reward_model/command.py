@@ -5,6 +5,7 @@ rollouts.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from quintain.console import Screen
 
     from .loss import PairMetrics
-    from .scoring import ScoringModel
+    from .pairs import PreferencePair
+    from .scoring_model import ScoringModel
     from .training import RewardTraining, TrainingReport, Update
 
 TRAIN_EPILOG = """
@@ -24,6 +26,8 @@ TRAIN_EPILOG = """
 Lines of PAIRS, one JSON object each; texts or lists of messages:
   {"prompt": "6*7=?", "chosen": "42", "rejected": "41"}
   {"prompt": [{"role": "user", "content": "6*7=?"}], "chosen": "42", "rejected": "41", "margin": 0.5}
+or a ranking of pictures, the best first:
+  {"prompt": "a red circle", "pictures": ["a.png", ["b.png", "c.png"], "d.png"]}
 
 \b
 Examples:
@@ -54,7 +58,7 @@ def reward() -> None:
     required=True,
     help='Language model or reward model to begin with: a folder, a run, a hub id, or "default": '
     "the small model of "
-    "quintain-starter, untrained.",
+    "quintain-starter, untrained, or a small one that sees, of random weights.",
 )
 @click.option(
     "--out", "-o", required=True, type=click.Path(path_type=Path), help="Folder to write."
@@ -168,7 +172,7 @@ def train(
         screen.note(f"{len(pairs):,} pairs to train, {len(held_out_pairs):,} held out")
         screen.phase(f"loading {out if resume else model}")
         training = RewardTraining(
-            model=_to_train(str(out) if resume else model, seed, device, folder, screen),
+            model=_to_train(str(out) if resume else model, pairs, seed, device, folder, screen),
             pairs=pairs,
             held_out=held_out_pairs,
             settings=settings,
@@ -187,13 +191,27 @@ def train(
     _end(training, report, out, as_json)
 
 
-def _to_train(model: str, seed: int, device: str, folder: str, screen: Screen) -> ScoringModel:
+def _to_train(
+    model: str,
+    pairs: Sequence[PreferencePair],
+    seed: int,
+    device: str,
+    folder: str,
+    screen: Screen,
+) -> ScoringModel:
     from quintain.recipe import ModelRequest, ModelSource, Recipe, is_model_source
     from quintain.run import seed_everything
     from quintain.store import model_named
 
+    from .pairs import has_picture
     from .scoring import new_scoring_model
 
+    if model == "default" and has_picture(pairs[0]):
+        from .pictures import new_picture_model
+
+        return new_picture_model(
+            [pair.chosen[0].content for pair in pairs], seed=seed, device=device
+        )
     if not is_model_source(model):
         return new_scoring_model(model_named(model, folder).path, seed=seed, device=device)
     seed_everything(seed)
@@ -298,7 +316,8 @@ def check(
 
     from .loss import PairMetrics
     from .pairs import read_pairs
-    from .scoring import ScoreStatistics, load_scoring_model
+    from .scoring import load_scoring_model
+    from .scoring_model import ScoreStatistics
 
     if normalise and not Path(model).is_dir():
         raise UsageError(

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from quintain import Message, Rollout
 from quintain.data import DataFaults, json_object, text_lines
 from quintain.errors import RunError, UsageError
+from quintain.models import PICTURE
 
 from ..messages import WrittenMessage
 from .conversations import conversation
@@ -34,6 +35,13 @@ class _PairRow(BaseModel):
     chosen: str | list[WrittenMessage]
     rejected: str | list[WrittenMessage]
     margin: float = Field(default=0.0, allow_inf_nan=False)
+
+
+class _RankingRow(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    prompt: str = Field(min_length=1)
+    pictures: list[str | list[str]] = Field(min_length=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +66,10 @@ def read_pairs(source: str, *, split: str = "train") -> list[PreferencePair]:
     A row has ``chosen`` and ``rejected``, texts or lists of messages, and ``prompt``; without a
     prompt both are whole conversations. ``margin`` is optional.
 
+    A row with ``pictures`` ranks pictures for a ``prompt``: files, by the folder of the file of
+    lines, or ``data:`` URLs, the best first; equally good ones are a list within the list. It gives
+    a pair for each two that are not equally good (Xu et al. 2023, 2304.05977, section 3.1).
+
     Args:
         split: of a data set.
 
@@ -71,12 +83,14 @@ def read_pairs(source: str, *, split: str = "train") -> list[PreferencePair]:
     with DataFaults(source) as faults:
         for where, row in _rows(source, path, split, faults):
             with faults.row(where):
-                pair = _pair(json_object(row) if isinstance(row, str) else row)
-                both = frozenset((pair.chosen, pair.rejected))
-                place, better = first.setdefault(both, (where, pair.chosen))
-                if better != pair.chosen:
-                    raise UsageError(f"says the opposite of {place}; leave one of them out")
-                pairs.append(pair)
+                data = json_object(row) if isinstance(row, str) else row
+                ranked = isinstance(data, Mapping) and "pictures" in data
+                for pair in _ranked(data, path.parent) if ranked else [_pair(data)]:
+                    both = frozenset((pair.chosen, pair.rejected))
+                    place, better = first.setdefault(both, (where, pair.chosen))
+                    if better != pair.chosen:
+                        raise UsageError(f"says the opposite of {place}; leave one of them out")
+                    pairs.append(pair)
     if not pairs:
         raise UsageError(
             f"{source}: no preference pairs; expected rows with prompt, chosen and rejected"
@@ -136,6 +150,29 @@ def _pair(row: Any) -> PreferencePair:
     return PreferencePair(chosen=texts[0], rejected=texts[1], margin=checked.margin, key=_hash(key))
 
 
+def _ranked(row: Any, folder: Path) -> Iterator[PreferencePair]:
+    """Yield the pairs of a ranking of pictures."""
+    try:
+        from quintain_vision import picture
+    except ImportError as error:
+        raise UsageError(
+            "ranked pictures need quintain-vision: pip install 'quintain-offline[images]'"
+        ) from error
+    checked = _RankingRow.model_validate(row)
+    places = [[place] if isinstance(place, str) else place for place in checked.pictures]
+    stored = [
+        [picture(name if name.startswith("data:") else folder / name) for name in place]
+        for place in places
+    ]
+    if len({name for place in stored for name in place}) < sum(map(len, stored)):
+        raise UsageError("the same picture is ranked twice; leave one out")
+    for index, place in enumerate(stored):
+        for better in place:
+            for worse in (name for later in stored[index + 1 :] for name in later):
+                chosen, rejected = (conversation(checked.prompt, name) for name in (better, worse))
+                yield PreferencePair(chosen=chosen, rejected=rejected, key=_hash(checked.prompt))
+
+
 def _plain(text: Text) -> list[str]:
     return [unicodedata.normalize("NFC", message.content).strip() for message in text]
 
@@ -157,6 +194,11 @@ def _shared(a: Sequence[Any], b: Sequence[Any]) -> Iterator[Any]:
 
 def _hash(prompt: Any) -> str:
     return hashlib.sha256(repr(prompt).encode()).hexdigest()[:16]
+
+
+def has_picture(pair: PreferencePair) -> bool:
+    """Return whether *pair* compares pictures."""
+    return PICTURE in pair.chosen[-1].content
 
 
 def split_by_prompt(

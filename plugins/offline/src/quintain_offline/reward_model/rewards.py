@@ -1,18 +1,21 @@
-"""The rewards `learned_reward` and `process_reward`, over the services `reward_model` and
-`process_reward_model`.
+"""The rewards `learned_reward`, `picture_reward` and `process_reward`, over the services
+`reward_model` and `process_reward_model`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quintain import Reward, Rollout, Score
 from quintain.errors import BindingError, EpisodeError
 
-from .conversations import conversation_of
+from .conversations import conversation, conversation_of
 from .monitor import OverOptimisation
 from .process import ProcessRewardModel
+from .scorer import prompt_text
 from .service import ModelScore, RewardModel
 
 AnyRollout = Rollout[Any, Any]
@@ -41,14 +44,21 @@ class ModelReward(Reward):
     def needs(self) -> Mapping[str, Any]:
         return {"reward_model": RewardModel}
 
+    async def scores_of(
+        self, group: Sequence[AnyRollout], model: RewardModel
+    ) -> list[Score | EpisodeError]:
+        """Score *group* as one batch of *model*."""
+        results = await model.score_all([conversation_of(rollout) for rollout in group])
+        return [
+            result if isinstance(result, EpisodeError) else _score(result, self.name)
+            for result in results
+        ]
+
     async def score_all(
         self, group: Sequence[AnyRollout], context: Any
     ) -> list[Score | EpisodeError]:
         model = _service(context, self.name, "reward_model", RewardModel)
-        results = await model.score_all([conversation_of(rollout) for rollout in group])
-        scores = [
-            result if isinstance(result, EpisodeError) else _score(result) for result in results
-        ]
+        scores = await self.scores_of(group, model)
         if context.step == 0:  # an evaluation: the rollouts are held out
             for monitor in context.services.values():
                 if isinstance(monitor, OverOptimisation):
@@ -58,8 +68,47 @@ class ModelReward(Reward):
         return scores
 
 
-def _score(result: ModelScore) -> Score:
-    parts = {"learned_reward": result.value}
+class PictureReward(ModelReward):
+    """How likely people prefer the picture that an episode returned to one of score 0, by a reward
+    model of (prompt, picture) pairs: sigmoid(score), from 0 to 1 (Bradley and Terry 1952).
+
+    The result of the episode is a picture as `quintain_vision.picture` returns it, or empty: an
+    episode without a picture scores 0, which is less than any picture. With ``normalise = true`` of
+    the service, a picture of score 0 is an average one of the reference set. Parts are those of
+    `learned_reward`, of the scores before the sigmoid.
+    """
+
+    @property
+    def name(self) -> str:
+        return "picture_reward"
+
+    @property
+    def range(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    async def scores_of(
+        self, group: Sequence[AnyRollout], model: RewardModel
+    ) -> list[Score | EpisodeError]:
+        drawn = [index for index, rollout in enumerate(group) if rollout.result]
+        results = await model.score_all(
+            [
+                conversation(prompt_text(group[index].task.prompt), str(group[index].result))
+                for index in drawn
+            ]
+        )
+        nothing = Score(value=0.0, reason="the episode returned no picture")
+        scores: list[Score | EpisodeError] = [nothing] * len(group)
+        for index, result in zip(drawn, results, strict=True):
+            if isinstance(result, EpisodeError):
+                scores[index] = result
+            else:
+                likely = 1 / (1 + math.exp(-max(-700.0, result.value)))
+                scores[index] = replace(_score(result, self.name), value=likely)
+        return scores
+
+
+def _score(result: ModelScore, name: str) -> Score:
+    parts = {name: result.value}
     if len(result.models) > 1:
         mean = sum(result.models) / len(result.models)
         more = {
@@ -68,7 +117,7 @@ def _score(result: ModelScore) -> Score:
             "min": min(result.models),
             "max": max(result.models),
         }
-        parts |= {f"learned_reward.{name}": value for name, value in more.items()}
+        parts |= {f"{name}.{part}": value for part, value in more.items()}
     return Score(value=result.value, parts=parts)
 
 
@@ -126,4 +175,5 @@ def _service(context: Any, reward: str, slot: str, kind: type[Any]) -> Any:
 
 
 learned_reward = ModelReward()
+picture_reward = PictureReward()
 process_reward = StepReward()

@@ -18,7 +18,7 @@ from .conversations import Conversation, conversation
 from .failures import checked
 
 if TYPE_CHECKING:
-    from .scoring import ScoringModel
+    from .scoring_model import ScoringModel
 
 Combination = Literal["mean", "min"]
 
@@ -39,7 +39,8 @@ class ModelScore:
 
 
 class RewardModel(Service):
-    """Scores conversations with sequence-classification models of transformers.
+    """Scores conversations with sequence-classification models of transformers, or prompts with a
+    picture with models of ImageReward's architecture.
 
     A call of `score_all` is one batch, so that its numbers depend on the call alone. Several models
     are an ensemble: the reward is their mean less *penalty* standard deviations, or their minimum
@@ -106,13 +107,14 @@ class RewardModel(Service):
         self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        """Load the models, and score a sentence with each.
+        """Load the models, and score an example with each.
 
         Raises:
             UsageError: a model cannot be loaded, or has no statistics and *normalise* asks for
                 them.
         """
-        from .scoring import STATISTICS, load_scoring_model
+        from .scoring import load_scoring_model
+        from .scoring_model import STATISTICS
 
         self.loaded = tuple(
             load_scoring_model(name, dtype=self.dtype, device=self.device, label=self.label)
@@ -127,9 +129,9 @@ class RewardModel(Service):
                     f"{loaded.path}; write it with `quintain reward check {loaded.path} "
                     "PAIRS --normalise`"
                 )
-        (probe,) = await self.score_all([conversation("6*7=?", "42")])
+        (probe,) = await self.score_all([conversation("6*7=?", self.loaded[0].example)])
         if isinstance(probe, EpisodeError):
-            raise UsageError(f"reward_model: the models cannot score a short text: {probe}")
+            raise UsageError(f"reward_model: the models cannot score an example: {probe}")
         return self
 
     async def __aexit__(self, *exc: object) -> None:

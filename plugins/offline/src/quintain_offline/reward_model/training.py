@@ -24,7 +24,7 @@ from quintain.types import derived_seed
 
 from .loss import PairMetrics, bradley_terry_loss
 from .pairs import PreferencePair
-from .scoring import ScoreStatistics, ScoringModel
+from .scoring_model import ScoreStatistics, ScoringModel
 
 STATE = "training.pt"
 """The file of a stopped training beside its model: the optimizer and the position."""
