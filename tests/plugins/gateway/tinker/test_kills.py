@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from quintain_gateway.tinker import models
+from quintain_gateway.tinker import models, turns
 from quintain_gateway.tinker.journal import Accepted, Journal
 from quintain_gateway.tinker.server import TinkerServer
 
@@ -31,7 +31,7 @@ from .kit import IDS, Client, datum, serving
 SECONDS = 600.0
 """How long a start may take."""
 POISON = 33
-"""A token whose training kills the server that `serve` runs."""
+"""A token that kills the server that `serve` runs, where the body of a request has it."""
 
 FORKS = multiprocessing.get_context("forkserver")
 """Servers are processes of their own that need not import torch again, so that many can be killed."""
@@ -91,15 +91,19 @@ async def undisturbed(model: Path, state: Path, rounds: int) -> list[Any]:
 
 
 def serve(model: str, state: str, port: int) -> None:
-    """Run a server until it is killed; the training of `POISON` kills it, too."""
+    """Run a server until it is killed; to read a body with `POISON` kills it, too."""
 
-    def deadly(self: Any, request: Accepted) -> Any:
-        batch = read(self, request)
-        if any(POISON in d.ids for d in batch.data):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return batch
+    def deadly(read: Any) -> Any:
+        def reads(*given: Any) -> Any:
+            found = read(*given)
+            if any(POISON in one.ids for one in getattr(found, "data", [found])):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return found
 
-    read, models.Models.forward = models.Models.forward, deadly  # type: ignore[method-assign]
+        return reads
+
+    models.Models.forward = deadly(models.Models.forward)  # type: ignore[method-assign]
+    turns.sample_request_of = deadly(turns.sample_request_of)
 
     async def run() -> None:
         about = {"host": "127.0.0.1", "port": port, "max_bytes": 10**6}
@@ -188,8 +192,17 @@ def test_a_client_notices_none_of_twenty_kills(tmp_path: Path, seed: int) -> Non
     assert check(tmp_path, rounds=20, kills=20, seed=seed) >= 10
 
 
+async def poisoned_batch(client: Client, model: str) -> Any:
+    return await client.train(model, [datum([*IDS, POISON, 50])])
+
+
+async def poisoned_sample(client: Client, model: str) -> Any:
+    return await client.sample(await client.sampler(model), ids=[*IDS, POISON])
+
+
 @pytest.mark.more
-def test_a_request_that_kills_two_servers_is_given_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ask", [poisoned_batch, poisoned_sample])
+def test_a_request_that_kills_two_servers_is_given_up(tmp_path: Path, ask: Any) -> None:
     model = save_tiny(tmp_path / "tiny")
     port = free_port()
 
@@ -198,7 +211,7 @@ def test_a_request_that_kills_two_servers_is_given_up(tmp_path: Path) -> None:
             client = await start(http, group, starts)
             name = await client.model()
             before = await client.forward(name)
-            bad = await client.train(name, [datum([*IDS, POISON, 50])])
+            bad = await ask(client, name)
             good = await client.train(name, [datum()])
             stopped.set()
             starts[-1].kill()
@@ -210,6 +223,7 @@ def test_a_request_that_kills_two_servers_is_given_up(tmp_path: Path) -> None:
                 server = FORKS.Process(target=serve, args=(str(model), str(tmp_path / "s"), port))
                 server.start()
                 starts.append(server)
+                assert len(starts) < 5, "the server dies again and again"
                 await asyncio.to_thread(server.join)
 
         group.create_task(again())
@@ -248,6 +262,59 @@ def test_the_journal_counts_the_servers_that_died_in_a_request(tmp_path: Path) -
             journal.finish(request("a", 0), {}, [])
         (tmp_path / "idle").touch() if deaths.get("a") == 2 else None
         journal.close()
+
+
+def test_files_that_a_killed_server_left_are_swept(tmp_path: Path) -> None:
+    """Whatever the journal names stays, and so does what is none of the server's."""
+    model, state = save_tiny(tmp_path / "tiny"), tmp_path / "state"
+    name, number = "0" * 32, os.getpid()
+    left = [
+        f"models/{name}/7.safetensors",  # written, and the commit did not follow
+        f"models/{name}/8.{number}.tmp",  # cut off
+        f"samplers/{name}.safetensors",
+        f"checkpoints/{name}.safetensors",
+        f"checkpoints/{name}.{number}.tmp",
+        f"external/{name}/adapter_model.safetensors",
+        f"external/{name}/adapter_config.{number}.tmp",
+    ]
+    own = ["models/smollm2/model.safetensors", "checkpoints/mine.safetensors", "samplers/notes.txt"]
+
+    def files() -> set[str]:
+        folders = ("models", "samplers", "checkpoints", "external")
+        found = (path for folder in folders for path in (state / folder).rglob("*"))
+        return {path.relative_to(state).as_posix() for path in found if path.is_file()}
+
+    async def first() -> set[str]:
+        async with serving(model, state) as (_, client):
+            await client.open()
+            trained = await client.model()
+            await client.train(trained, [datum()])
+            await client.step(trained)
+            saved = await client.ordered("save_weights", trained, path="one")
+            await client.ordered("load_weights", trained, optimizer=True, path=saved["path"])
+            await client.ordered("save_weights_external", trained, path="out")
+            await client.sampler(trained)
+            return files()
+
+    async def second(kept: set[str]) -> None:
+        async with serving(model, state) as (_, client):
+            assert files() == {*kept, *own}
+            assert not (state / "models" / name).exists()
+            assert not (state / "external" / name).exists()
+            await client.open()
+            trained = f"{client.session}:train:0"
+            client.seq[trained] = 6
+            await client.step(trained)
+            await client.sample(f"{client.session}:sample:1")
+
+    kept = asyncio.run(first())
+    assert {file.partition("/")[0] for file in kept} == {
+        "models", "samplers", "checkpoints", "external",
+    }  # fmt: skip
+    for file in (*left, *own):
+        (state / file).parent.mkdir(parents=True, exist_ok=True)
+        (state / file).write_bytes(b"")
+    asyncio.run(second(kept))
 
 
 def test_a_server_ended_in_order_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,12 @@ Effect = tuple[str, tuple[Any, ...]]
 
 REPLAYED = ("forward_backward", "optim_step", "load_weights")
 """Kinds of requests that change an adapter: their bodies are kept until its weights are on disk."""
+WEIGHTS = re.compile(
+    r"models/[0-9a-f]{32}/[0-9]+\.([0-9]+\.tmp|safetensors)"
+    r"|(samplers|checkpoints)/[0-9a-f]{32}\.([0-9]+\.tmp|safetensors)"
+    r"|external/[0-9a-f]{32}/adapter_(model|config)\.([0-9]+\.tmp|safetensors|json)"
+)
+"""Files of weights that a server writes, and those that it has not finished."""
 KEPT = 20_000
 """Results of a session that are kept, for a client that asks again."""
 
@@ -115,6 +123,34 @@ class Journal:
                 "name another folder with --state"
             )
         self.commit([("INSERT OR IGNORE INTO base VALUES (?)", (base,))])
+
+    def sweep(self) -> list[str]:
+        """Remove the files of weights that nothing here names, and return them: a server was killed
+        before the commit that names them, or after the one that forgets them. To be called before
+        anything is written.
+        """
+        # A sampler with a path reads the file of a checkpoint, and keeps none.
+        named = {
+            row["file"]
+            for row in self.all(
+                "SELECT snapshot AS file FROM model WHERE unloaded = 0"
+                " UNION SELECT file FROM sampler WHERE path IS NULL"
+                " UNION SELECT file FROM checkpoint"
+            )
+        }
+        swept = []
+        places = ("models/*/*", "samplers/*", "checkpoints/*", "external/*/*")
+        for path in sorted(chain.from_iterable(map(self.folder.glob, places))):
+            file = path.relative_to(self.folder).as_posix()
+            # an export is named by its folder
+            known = {file, file.rpartition("/")[0]} & named
+            if WEIGHTS.fullmatch(file) and not known:
+                path.unlink()
+                swept.append(file)
+        for folder in {(self.folder / file).parent for file in swept if file.count("/") == 2}:
+            if not any(folder.iterdir()):
+                folder.rmdir()
+        return swept
 
     def begin(self, ids: Iterable[str]) -> None:
         """Note which requests are computed from now on, for the start after a kill.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
@@ -27,6 +28,8 @@ from .rest import Rest
 from .turns import Turns
 
 __all__ = ["TinkerServer"]
+
+_log = logging.getLogger(__name__)
 
 Handler = Callable[[SdkCall], Awaitable[Any]]
 
@@ -95,6 +98,8 @@ class TinkerServer(Server):
         except UsageError:
             await self._close()
             raise
+        if swept := self._journal.sweep():
+            _log.info("removed %d files of weights that killed servers left", len(swept))
         await super().__aenter__()
         self._rest.base_url = self.root_url
         loop = asyncio.get_running_loop()

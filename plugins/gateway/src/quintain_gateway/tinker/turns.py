@@ -101,10 +101,10 @@ class Turns:
             try:
                 if self._journal.deaths.get(request.id, 0) >= MOST_DEATHS:
                     raise ApiError(500, "killed_server", _KILLED)
+                self._journal.begin([request.id])  # before its body is read, which may kill, too
                 if request.kind == "asample":
                     self._begin(request, self._asked(request), running)
                 else:
-                    self._journal.begin([request.id])
                     result, effects = self._models.run(request)
             except Exception as e:  # noqa: BLE001 -- whatever it is, the client is told
                 self._finish(request, _failure(request, e), [])
@@ -139,8 +139,10 @@ class Turns:
     def _join(self, request: Accepted, running: dict[str, Accepted]) -> str:
         """Begin *request* beside what is *running*; returns its name where it has to wait for room."""
         try:
+            self._journal.begin([*running, request.id])
             asked = self._asked(request)
             if not self._compute.fits(asked):
+                self._journal.begin(running)
                 return request.id
             if self._take(request):
                 self._begin(request, asked, running)
@@ -154,7 +156,6 @@ class Turns:
         row = self._journal.one("SELECT * FROM sampler WHERE id = ?", sampler)
         if row is None:
             raise ApiError(404, "unknown_sampler", "there is no such sampling session")
-        self._journal.begin([*running, request.id])
         self._compute.begin(request.id, self._models.sampler(row["file"]), asked)
         running[request.id] = request
 
