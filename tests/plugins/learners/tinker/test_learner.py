@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,16 @@ import pytest
 import torch
 
 from quintain.errors import RunError, UsageError
-from quintain.learning import ALGORITHMS, Learner
+from quintain.learning import ALGORITHMS, Batch, Learner, Sample
 from quintain.models import TokenSequence
 from quintain.models.lora import with_adapters
+from quintain.store.checkpoint import CheckpointManager, latest
+from quintain.store.run_folder import RunFolder
 from quintain_gateway.tinker.server import TinkerServer
 from quintain_learners.tinker import Tinker, TinkerLearner
+from quintain_learners.tinker.remote import result_of
 
-from ....core.learning.batches import batch
+from ....core.learning.batches import batch, sequence
 from ....core.models.tiny import save_tiny, tiny_model
 from ....lanes import needs
 
@@ -58,9 +63,12 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     thread.start()
     assert started.wait(120)
     yield found["url"]
+    with closing(sqlite3.connect(tmp_path / "state" / "journal.sqlite")) as db:
+        (left,) = db.execute("SELECT count(*) FROM session WHERE finished = ''").fetchone()
     found["loop"].call_soon_threadsafe(ended.set)
     thread.join(60)
     gc.collect()  # connections of the SDK, while their warnings are ignored
+    assert left == 0, "sessions were not ended, and their clients go on to send heartbeats"
 
 
 @pytest.fixture
@@ -78,8 +86,7 @@ def learner(url: str) -> Iterator[Any]:
 
     yield make
     for one in made:
-        with suppress(RunError):
-            one.close()
+        one.close()
 
 
 def local(remote: TinkerLearner, **settings: Any) -> Learner:
@@ -122,6 +129,33 @@ def test_a_penalty_towards_the_base_is_computed_from_the_servers_base(learner: A
     assert_same(remote, here)
 
 
+def test_a_penalty_is_computed_of_a_reply_that_fills_the_context(learner: Any) -> None:
+    """Scored as a prompt it would leave no room for a sample."""
+    algorithm = ALGORITHMS["dr_grpo"]
+    algorithm = replace(
+        algorithm, kl=replace(algorithm.kl, where="loss", estimator="k3", coefficient=0.1)
+    )
+    remote = learner(algorithm)
+    here = local(remote)
+    prompt = [3, 5, 7]
+    context = remote.module.config.max_position_embeddings
+    replies = [[(7 * i + k) % 260 for i in range(context - len(prompt))] for k in range(2)]
+    rows = [sequence(prompt, reply) for reply in replies]
+    assert {len(row.ids) for row in rows} == {context}
+    full = Batch(
+        samples=tuple(
+            Sample(sequences=(row,), outcome=float(k), group=0) for k, row in enumerate(rows)
+        ),
+        max_tokens=context,
+        temperature=1.0,
+    )
+    for _ in range(2):
+        told, expected = remote.step(full), here.step(full)
+    assert expected["kl.ref.k3"] > 0
+    assert told["kl.ref.k3"] == pytest.approx(expected["kl.ref.k3"], abs=1e-6)
+    assert_same(remote, here, atol=1e-5)
+
+
 def test_supervised_steps_are_those_of_the_default_learner(learner: Any) -> None:
     remote = learner(None)
     here = local(remote)
@@ -145,20 +179,49 @@ def test_a_resumed_learner_continues_bit_for_bit(learner: Any) -> None:
         assert torch.equal(actual, expected)
 
 
-def test_a_checkpoint_that_asks_twice_has_one_state_on_the_server(learner: Any) -> None:
-    """It asks for the size first. After a step, and not after a load, there is another one."""
+def test_states_on_the_server_go_with_their_checkpoints(learner: Any, tmp_path: Path) -> None:
+    """The best one has none, since no run resumes from it. Those of a copied run stay."""
 
-    def path(of: Any) -> str:
-        return str(of.state_dict(weights=False)["optimizer"]["path"])
+    def saved(step: int, *, best: bool = False) -> None:
+        one.step(batch(seed=step))
+        checkpoints.save(step, learner=one, state={}, best=best)
 
+    def paths(of: Any) -> set[str]:
+        listed = result_of(of.remote._rest.list_user_checkpoints()).checkpoints
+        return {kept.tinker_path for kept in listed}
+
+    def named(folder: Path) -> set[str]:
+        files = (folder / "checkpoints").glob("step-*/learner.pt")
+        return {torch.load(file)["learner"]["optimizer"]["path"] for file in files}
+
+    folder = tmp_path / "run"
+    checkpoints = CheckpointManager(RunFolder(folder, lock=False), tokenizer=None, keep=2)
     one = learner()
-    one.step(batch())
-    first = path(one)
-    assert path(one) == first
-    one.load_state_dict(one.state_dict())
-    assert path(one) == first
-    one.step(batch(seed=1))
-    assert path(one) != first
+    saved(1, best=True)
+    for step in (2, 3, 4):
+        saved(step)
+    assert len(paths(one)) == 3  # that of step 2 was deleted after this state was kept
+    shutil.copytree(folder, tmp_path / "copy")
+    latest(RunFolder(folder, lock=False)).restore(one)  # as where a run resumes
+    saved(5)
+    saved(6)
+    one.close()
+    other = learner()
+    assert paths(other) == named(folder)
+    assert len(named(folder)) == 2
+    copied = CheckpointManager(RunFolder(tmp_path / "copy", lock=False), tokenizer=None, keep=1)
+    other.load_state_dict(torch.load(folder / "checkpoints/step-000006/learner.pt")["learner"])
+    other.step(batch(seed=7))
+    copied.save(7, learner=other, state={})
+    other._forget_deleted()
+    assert named(folder) < paths(other)
+
+
+def test_a_state_that_somebody_else_deleted_is_no_failure(learner: Any) -> None:
+    one = learner()
+    kept = one.remote.save()
+    assert one.remote.forget(kept)
+    assert not one.remote.forget(kept)
 
 
 def test_gradients_that_no_step_followed_are_forgotten(learner: Any) -> None:

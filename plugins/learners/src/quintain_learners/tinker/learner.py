@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from quintain import Algorithm
-from quintain.errors import UsageError
+from quintain.errors import RunError, UsageError
 from quintain.interfaces import BytesPerParameter, LearnerKind
 from quintain.learning import Advantages, Batch, Learner, Prepared, TrainingSequence
 from quintain.models import Forward, TokenSequence
 
 from .remote import RemoteAdapter, logps_with_gradient, sdk
 
+log = logging.getLogger(__name__)
+
+STATE = "learner.pt"
+"""The file of a checkpoint with which a run resumes. The best one is kept without it."""
 SAME_MODEL = 0.1
 """Nats by which log-probs of one text may differ between the server's base and the run's."""
 
@@ -81,6 +87,10 @@ class TinkerLearner(Learner):
         UsageError: the module, the algorithm or the server is refused.
     """
 
+    saves_parts = True
+    """A checkpoint tells its folder, which is how states of deleted ones are found."""
+    digests: Mapping[str, str] = {}
+
     def __init__(
         self,
         module: nn.Module,
@@ -98,6 +108,8 @@ class TinkerLearner(Learner):
                 "learner tinker: the server chooses the precision; leave out learner.precision"
             )
         self._steps: RemoteAdamW | None = None
+        self._saved: dict[str, str] = {}
+        """By folder of a checkpoint, where the server keeps its state."""
         super().__init__(module, algorithm, **settings)
         names = _names(self.module)
         rank = self._config().r
@@ -149,11 +161,60 @@ class TinkerLearner(Learner):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave; the server has what it saved."""
         super().load_state_dict(state)
+        self._saved = dict(state.get("saved", {}))
         self._pull()
 
+    def part_bytes(self) -> int:
+        """Return 0: the moments are on the server."""
+        return 0
+
+    def begin_save(self, folder: Path) -> dict[str, Any]:
+        """Let the server keep adapter and moments, and delete there what it kept for checkpoints
+        that were deleted here; see `quintain.interfaces.PartSaver`.
+        """
+        place = folder.absolute().parent
+        # A run may have been moved or copied: the states of another folder are not this one's.
+        self._saved = {
+            name: kept for name, kept in self._saved.items() if Path(name).parent == place
+        }
+        self._forget_deleted()
+        state = self.state_dict(weights=False)
+        step = folder.name.removeprefix(".").partition(".")[0]
+        self._saved[str(place / step)] = state["optimizer"]["path"]
+        return {**state, "saved": dict(self._saved)}
+
+    def end_save(self, *, wait: bool) -> Literal["complete"]:
+        """Return that the server has it all: it is asked while a save begins."""
+        return "complete"
+
+    def load_parts(self, folder: Path, state: Mapping[str, Any]) -> None:
+        """Refuse: no checkpoint of this learner has parts.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("it was written by another learner")
+
     def close(self) -> None:
-        """End the session on the server; what it saved for checkpoints stays."""
-        self.remote.close()
+        """End the session on the server; what it saved for the checkpoints that are left stays."""
+        try:
+            self._forget_deleted()
+        finally:
+            self.remote.close()
+
+    def _forget_deleted(self) -> None:
+        """Delete the states on the server whose checkpoints are deleted, or kept without the state
+        to resume them.
+        """
+        for name, kept in [*self._saved.items()]:
+            if (Path(name) / STATE).exists():
+                continue
+            try:
+                self.remote.forget(kept)
+            except RunError as e:  # a run does not end for a file too many
+                log.warning("%s; it counts for the server's limit of disk", e)
+                continue
+            del self._saved[name]
 
     def _followed(self, update: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Return the metrics of *update*, and let the copy here follow. The server does not tell the
@@ -237,11 +298,9 @@ class RemoteAdamW(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], settings: dict[str, Any]) -> None:
         self.norms: list[float] = []
-        self._kept: str | None = None  # where the server has what is here now
         super().__init__(groups, settings)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self._kept = None
         group = self.param_groups[0]
         beta1, beta2 = group["betas"]
         norm = self.remote.step(
@@ -255,15 +314,12 @@ class RemoteAdamW(torch.optim.Optimizer):
         self.norms.append(norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the server keeps adapter and moments."""
-        if self._kept is None:  # a checkpoint asks twice, for its size and for its content
-            self._kept = self.remote.save()
-        return {"path": self._kept}
+        """Let the server keep adapter and moments, and return where."""
+        return {"path": self.remote.save()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore what `state_dict` told."""
         self.remote.load(state_dict["path"])
-        self._kept = state_dict["path"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,15 +83,16 @@ class RemoteAdapter:
     ) -> None:
         tinker = sdk()
         where = base_url or "TINKER_BASE_URL"
+        self._of_adapter = {"rank": rank, "train_unembed": False, **parts}
         try:
             self._service = tinker.ServiceClient(base_url=base_url)
             self._rest = tinker.RestClient(base_url=base_url)
             self.base_model = base_model or self._only_model()
-            self._client = result_of(
-                self._service.create_lora_training_client(
-                    self.base_model, rank=rank, seed=seed, train_unembed=False, **parts
-                )
-            )
+            try:
+                self._client = self._created(seed)
+            except BaseException:
+                self.close("errored")  # or it sends heartbeats as long as this process lives
+                raise
         except (tinker.TinkerError, ValueError, OSError) as e:
             if isinstance(e, UsageError):
                 raise
@@ -99,7 +100,7 @@ class RemoteAdapter:
                 f"learner tinker: no adapter of rank {rank} at {where}: {e}. Set "
                 "learner.args.base_url, and TINKER_API_KEY in the environment"
             ) from e
-        self._sampler: Any = None
+        self._base: Any = None
         self._parts: list[Any] = []
         """Data of the backward passes since the last step."""
 
@@ -110,31 +111,16 @@ class RemoteAdapter:
     def logps(self, rows: Sequence[TokenSequence]) -> list[float]:
         """Return the log-probs of the tokens at the positions of *rows*, in their order, [N]."""
         with asking("compute log-probs"):
-            data = [_datum(row, [0.0] * len(row.positions)) for row in rows]
-            outputs = result_of(self._client.forward(data, "cross_entropy")).loss_fn_outputs
-        found: list[float] = []
-        for row, output in zip(rows, outputs, strict=True):
-            values = output["logprobs"].data
-            found += [float(values[position - 1]) for position in row.positions]
-        return found
+            return _scored(self._client, rows)
 
     def base_logps(self, rows: Sequence[TokenSequence]) -> list[float]:
         """Return what `logps` does, of the model without an adapter."""
-        types = sdk().types
         with asking("score tokens by its base model"):
-            if self._sampler is None:
-                created = self._service.create_sampling_client(base_model=self.base_model)
-                self._sampler = result_of(created)
-            asked = [
-                self._sampler.compute_logprobs(types.ModelInput.from_ints([*row.ids]))
-                for row in rows
-            ]
-            scored = [result_of(future) for future in asked]
-        return [
-            float(values[position])
-            for row, values in zip(rows, scored, strict=True)
-            for position in row.positions
-        ]
+            if self._base is None:
+                # A new adapter changes nothing. The API's own call for this samples a token behind
+                # each text, for which one that fills the context has no room.
+                self._base = self._created(seed=0)
+            return _scored(self._base, rows)
 
     def backward(self, rows: Sequence[TokenSequence], gradient_N: Tensor) -> None:
         """Add up a gradient for the next `step`, which sends it: *gradient_N* is that of the loss by
@@ -184,10 +170,29 @@ class RemoteAdapter:
         config: dict[str, Any] = json.loads(files["adapter_config.json"])
         return load(files["adapter_model.safetensors"]), config
 
-    def close(self) -> None:
+    def forget(self, path: str) -> bool:
+        """Delete what `save` kept; returns whether it was still there."""
+        try:
+            with asking(f"delete {path}"):
+                result_of(self._rest.delete_checkpoint_from_tinker_path(path))
+        except RunError as e:
+            if isinstance(e.__cause__, sdk().NotFoundError):
+                return False
+            raise
+        return True
+
+    def close(self, status: str = "success") -> None:
         """End the session. What was saved stays."""
         with asking("end the session"):
-            result_of(self._service.close("success"))
+            result_of(self._service.close(status))
+
+    def _created(self, seed: int | None) -> Any:
+        """Return a client of a new adapter."""
+        return result_of(
+            self._service.create_lora_training_client(
+                self.base_model, seed=seed, **self._of_adapter
+            )
+        )
 
     def _only_model(self) -> str:
         offered = result_of(self._rest.get_server_capabilities())
@@ -228,6 +233,16 @@ def logps_with_gradient(
         remote.begin()
     apply: Callable[..., Tensor] = _Logps.apply
     return apply(anchor, remote, tuple(rows))
+
+
+def _scored(client: Any, rows: Sequence[TokenSequence]) -> list[float]:
+    data = [_datum(row, [0.0] * len(row.positions)) for row in rows]
+    outputs = result_of(client.forward(data, "cross_entropy")).loss_fn_outputs
+    return [
+        float(output["logprobs"].data[position - 1])
+        for row, output in zip(rows, outputs, strict=True)
+        for position in row.positions
+    ]
 
 
 def _datum(row: TokenSequence, weights: Sequence[float]) -> Any:
