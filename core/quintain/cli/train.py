@@ -365,7 +365,11 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
                 else:
                     screen.note("the run has finished: its results as recorded")
         except (Interrupted, KeyboardInterrupt) as e:
-            raise click.Abort(f"{str(e) or 'stopped'}; continue with: {again}") from e
+            measure = f"{program_name()} eval --like {shlex.quote(str(folder.shown))}"
+            raise click.Abort(
+                f"{str(e) or 'stopped'}; continue with: {again}; measure what it has learned with: "
+                f"{measure}"
+            ) from e
         except Exception as e:
             saved = steps_in(folder.checkpoints)
             # A damaged folder says itself what to do: the same command again would fail again.

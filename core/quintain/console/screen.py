@@ -142,7 +142,7 @@ class Screen(AbstractContextManager["Screen"]):
         tenths = self._items_done * 10 // self._items if self._items else 0
         if tenths > self._tenths and time.monotonic() - self._reported >= PAUSE:
             self._tenths, self._reported = tenths, time.monotonic()
-            self.note(f"{self._phase_name}: {self._items_done} of {self._items}")
+            self.note(f"{self._phase_name}: {self._items_done} of {self._items} done")
 
     def update(self, number: int, total: int, text: str) -> None:
         """Count update *number* of *total*, from 1, as one item of the phase; print *text* for

@@ -129,18 +129,22 @@ def remark_on_cpu(plan: RunPlan, parameters: int) -> str:
     here, rollouts = processor(), plan.rollouts
     faster, slower = ("bfloat16", "float32") if here.half else ("float32", "bfloat16")
     ratio = getattr(here, faster) / getattr(here, slower)
+    is_half = plan.learner.precision == "bf16"
+    keys = ""
+    if here.half and not is_half:
+        keys = ' (learner.precision = "bf16", model.dtype = "bfloat16")'
     seconds = seconds_of_step(
         parameters,
         prompts=rollouts.groups,
         group=rollouts.group_size,
         tokens=max(rollouts.max_tokens // 2, 1),
-        half=plan.learner.precision == "bf16",
+        half=is_half,
         prompt_tokens=max(map(prompt_length, plan.tasks.environments)),
     )
     return (
-        f"no GPU: products of {faster} are {ratio:.1f} times as fast as of {slower} here, a step is "
-        f"estimated at {rough(seconds)}, and {plan.stop.steps} steps at "
-        f"{rough(seconds * plan.stop.steps)}"
+        f"no GPU: products of {faster} are {ratio:.1f} times as fast as of {slower} here{keys}, a "
+        f"step is estimated at {rough(seconds)}, and {plan.stop.steps} steps at "
+        f"{rough(seconds * plan.stop.steps)} without evaluations (stop.minutes bounds a run)"
     )
 
 

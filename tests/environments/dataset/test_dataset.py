@@ -926,6 +926,21 @@ def test_equal_prompts_in_two_forms_are_in_one_split_or_counted(
     assert "1 prompts are in more than one split" in caplog.text
 
 
+@pytest.mark.parametrize(("share", "said"), [(4, "always 'late' is right in 25% of"), (20, "")])
+def test_what_one_answer_for_all_would_earn_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, share: int, said: str
+) -> None:
+    """A run that collapses ends there, so that its accuracy is read beside it."""
+    rows = [f"message {i},{'late' if i % share == 0 else f'answer {i}'},test" for i in range(40)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["question,answer,split", "a,b,train", *rows]))
+    with caplog.at_level("INFO"):
+        list(Dataset(path=str(path)).tasks("test"))
+
+    assert ("always" in caplog.text) == bool(said)
+    assert said in caplog.text
+
+
 def test_held_out_prompts_that_are_nearly_those_of_train_are_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ import logging
 import re
 import unicodedata
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -47,6 +48,10 @@ SEARCHED = 1000
 """Rows of train, at most, among which those that are shown are looked for."""
 MOST_SHOWN = 16
 LARGE = 1_000_000
+COMMON = 0.1
+"""Share of the held-out tasks from which on their commonest answer is named."""
+NAMED = 1000
+"""Different answers whose text is kept for that."""
 """Bytes of files from which on the next run finds the rows of such a data set on disk."""
 _LOOSE = re.compile(r"[\s!?;:'\"]+|[.,](?!\d)")
 """What two prompts that ask the same may differ in; signs of sums and points of numbers are kept."""
@@ -317,7 +322,7 @@ def _read(
     Raises:
         UsageError: as `_loaded`.
     """
-    oddities, columns = Oddities(), RoleColumns(prompt="")
+    oddities, answers, columns = Oddities(), Answers(), RoleColumns(prompt="")
     roles = dict(zip(("prompt", "answer", "split", "system", "image"), wanted, strict=True))
     without_answer: list[tuple[Record, UsageError]] = []
     some: set[str] = set()  # files with an answer
@@ -346,6 +351,7 @@ def _read(
                 if kinds is not None and fault is None:
                     kinds.look(record.where, task.answer)
                 oddities.look(len(rows), record, task)
+                answers.look(str(task.answer))
                 rows.append(
                     record.where, text, _id(task), _hash(task.prompt), PARTS.index(part or "train")
                 )
@@ -356,6 +362,7 @@ def _read(
     splits, cut = _cut(rows)
     remarks = _remarks(splits, rows, cut) + "".join(oddities.remarks(rows))
     remarks += _twins(splits, rows, oddities.loose) + passed_over(path)
+    remarks += answers.remark(splits.get("test") or splits.get("dev") or ())
     if kinds is not None and kinds.counts:
         if kinds.counts.get("formula") and needs_math():
             place = kinds.first["formula"][0]
@@ -485,6 +492,33 @@ def _remarks(splits: Mapping[str, Sequence[int]], rows: RowFile, cut: Sequence[s
     if shared := sum(len({rows.parts[i] for i in n}) > 1 for n in repeated(rows.prompts)):
         remarks += f"; {shared} prompts are in more than one split, so held-out accuracy is too high for them"
     return remarks
+
+
+class Answers:
+    """The answers of the rows, as hashes, and the text of the first different ones."""
+
+    def __init__(self) -> None:
+        self._hashes, self._texts = array("q"), dict[int, str]()
+
+    def look(self, text: str) -> None:
+        """Note the answer of the next row."""
+        key = hash(text)
+        self._hashes.append(key)
+        if len(self._texts) < NAMED:
+            self._texts.setdefault(key, text)
+
+    def remark(self, rows: Sequence[int]) -> str:
+        """Return a remark on what a reply that is always the same earns on *rows*, if it is much: a
+        run that collapses ends there.
+        """
+        found = Counter(self._hashes[i] for i in rows).most_common(1)
+        if not found:
+            return ""
+        key, count = found[0]
+        answer = self._texts.get(key)
+        if answer is None or count < max(2, COMMON * len(rows)):
+            return ""
+        return f"; always {answer[:40]!r} is right in {count / len(rows):.0%} of the held-out tasks"
 
 
 def _twins(splits: Mapping[str, Sequence[int]], rows: RowFile, loose: Sequence[int]) -> str:

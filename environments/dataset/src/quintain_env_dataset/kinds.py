@@ -27,7 +27,11 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
         "as text, without case, a first article and marks at the ends",
     ),
     "formula": ("formula", "formulas", "as mathematics (math_equal)"),
-    "date": ("date, time or version", "dates, times or versions", "part by part"),
+    "date": (
+        "date, time or version",
+        "dates, times or versions",
+        "part by part, in any form (kind=exact asks for one)",
+    ),
     "sequence": ("tuple, interval or set", "tuples, intervals or sets", "number by number"),
     "accepted": ("list of accepted answers", "lists of accepted answers", "with each of them"),
     "json": ("JSON value", "JSON values", "as JSON"),

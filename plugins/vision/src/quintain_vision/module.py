@@ -152,7 +152,7 @@ class _PictureTable:
         begins = torch.tensor([0, *(len(part) for part in features)]).cumsum(0)[:-1]
         index = begins.to(ids.device)[which] + places % PICTURE_PLACES
         chosen = torch.cat(features).to(hidden.dtype).index_select(0, index)
-        first, *more = chosen.unflatten(-1, (-1, hidden.shape[-1])).unbind(-2)
+        first, *more = chosen.reshape(len(chosen), -1, hidden.shape[-1]).unbind(-2)
         blank = torch.zeros_like(hidden)
         added = [blank.masked_scatter(seen.unsqueeze(-1), part) for part in more]
         return hidden.masked_scatter(seen.unsqueeze(-1), first), added

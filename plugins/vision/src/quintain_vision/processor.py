@@ -155,7 +155,7 @@ class PictureProcessor:
 
 def _bare(kind: type, **attributes: Any) -> Any:
     """Return a processor of *kind* that was not constructed, with *attributes*."""
-    processor = object.__new__(kind)
+    processor: Any = object.__new__(kind)
     vars(processor).update(attributes)
     return processor
 

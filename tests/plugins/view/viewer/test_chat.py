@@ -144,7 +144,9 @@ def chat_of(reply: str, **settings: Any) -> tuple[ChatConsole, Any]:
     engine = ScriptedEngine(replies=reply)
     recipe = Recipe.of({"environments": [{"use": "arithmetic"}]})
     played = Played(recipe, EnvironmentSpec.of(recipe.environments[0]))
-    about: dict[str, Any] = {"system": "", "played": played, "form": played.form(), **settings}
+    form, shown = played.form()
+    about: dict[str, Any] = {"system": "", "played": played, "form": form, "shown": shown}
+    about |= settings
     return ChatConsole(
         engine=engine, sampling=Sampling(temperature=0.0, max_tokens=4096), **about
     ), engine
@@ -152,6 +154,28 @@ def chat_of(reply: str, **settings: Any) -> tuple[ChatConsole, Any]:
 
 def test_the_form_of_arithmetic_is_found() -> None:
     assert chat_of("")[0].form == FORM
+
+
+def test_a_text_stands_behind_the_messages_that_are_before_each_task(tmp_path: Path) -> None:
+    """A model that learned behind worked rows gets them in a conversation, too, unless it is raw."""
+    path = tmp_path / "rows.csv"
+    rows = [f"row {i},{'ab'[i % 2]}" for i in range(40)]
+    path.write_text("\n".join(["question,answer", *rows]))
+    recipe = Recipe.of(
+        {"environments": [{"use": "dataset", "args": {"path": str(path), "shown": 2}}]}
+    )
+    played = Played(recipe, EnvironmentSpec.of(recipe.environments[0]))
+    form, shown = played.form()
+    task = next(iter(played.spec.make({}).tasks("test")))
+
+    assert [message.role for message in shown] == ["user", "assistant"] * 2
+    assert task.prompt[:4] == shown
+    chat, _ = chat_of("", played=played, form=form, shown=shown)
+    assert chat.conversation.messages == [*shown]
+    assert "after the 4 messages before each task" in chat.welcome()
+    chat.raw = True
+    chat.start()
+    assert not chat.conversation.messages
 
 
 def test_a_task_is_played_and_scored(capsys: pytest.CaptureFixture[str]) -> None:

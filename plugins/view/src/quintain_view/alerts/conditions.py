@@ -355,9 +355,9 @@ def no_tokens(history: History) -> float | None:
 
 
 AGAINST_ONE_REPLY = (
-    "Go back to a checkpoint from before; lower learner.lr, take more prompts and samples per step, "
-    "add a KL term, or sample at a higher temperature. `quintain check` says what a constant reply "
-    "earns."
+    "Go back to a checkpoint from before (checkpoint.every keeps them); lower learner.lr, take more "
+    "prompts and samples per step, add a KL term, or sample at a higher temperature. `quintain "
+    "check` says what a constant reply earns."
 )
 
 ALERTS = (
@@ -381,7 +381,8 @@ ALERTS = (
             "the policy samples nearly the same text every time although tasks are unsolved; it no "
             "longer explores"
         ),
-        remedy="Go back to a checkpoint from before; lower learner.lr, add a KL term, or sample at a "
+        remedy="Go back to a checkpoint from before (checkpoint.every keeps them); lower learner.lr, "
+        "add a KL term, or sample at a "
         "higher temperature.",
         shows=("entropy.sampled", "success"),
     ),

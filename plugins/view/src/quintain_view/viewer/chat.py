@@ -16,6 +16,7 @@ import click
 from quintain import Environment, Message, Sampling, TokenEngine
 from quintain.cli import Count, arg_option, folder_option, recipe_for
 from quintain.errors import QuintainError, UsageError
+from quintain.types import messages_of
 
 from .chat_template import PLAIN, template_of, with_template
 from .prompt_form import PromptForm
@@ -126,12 +127,14 @@ def chat(
             f"form",
             err=True,
         )
+    form, shown = played.form() if played else (PromptForm(), ())
     chat = ChatConsole(
         engine=engine,
         sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
         system=own_system if system is None else system,
         played=played,
-        form=played.form() if played else PromptForm(),
+        form=form,
+        shown=shown,
         raw=raw,
     )
     with asyncio.Runner() as runner:  # Ctrl-C cancels the answer, and ends the command
@@ -158,16 +161,20 @@ class Played:
     recipe: Any
     spec: Any
 
-    def form(self) -> PromptForm:
-        """Return the form of its prompts; empty if they are conversations, or if it needs
-        services.
+    def form(self) -> tuple[PromptForm, tuple[Message, ...]]:
+        """Return the form of its prompts, and the messages that stand before each: worked examples.
+        Both are empty if it needs services; the second also where prompts begin in different ways.
         """
         if self.spec.slots:
-            return PromptForm()
+            return PromptForm(), ()
         tasks = islice(self.spec.make({}).tasks(self.recipe.evaluation.test.split), EXAMPLES)
-        prompts = [task.prompt for task in tasks]
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        return PromptForm.of(texts) if len(texts) == len(prompts) else PromptForm()
+        prompts = [messages_of(task.prompt) for task in tasks]
+        if not prompts or not all(prompt and prompt[-1].role == "user" for prompt in prompts):
+            return PromptForm(), ()
+        before = [[m for m in prompt[:-1] if m.role != "system"] for prompt in prompts]
+        if any(messages != before[0] for messages in before):
+            return PromptForm(), ()
+        return PromptForm.of([prompt[-1].content for prompt in prompts]), tuple(before[0])
 
     async def play(self, engine: TokenEngine, number: int, temperature: float) -> Any:
         """Return the scored rollout of held-out task *number*, counted from 1.
@@ -245,6 +252,7 @@ class ChatConsole:
     system: str
     played: Played | None
     form: PromptForm
+    shown: tuple[Message, ...] = ()
     raw: bool = False
     tasks: int = 0
     conversation: Any = field(default=None, init=False)
@@ -259,6 +267,8 @@ class ChatConsole:
             if self.raw or self.form == PromptForm()
             else f"as {self.form.fill('YOUR TEXT')!r}"
         )
+        if self.shown and not self.raw:
+            form += f" after the {len(self.shown)} messages before each task"
         return (
             f"Your text is sent {form}, {'each in a new' if self.single else 'in one'} "
             f"conversation."
@@ -280,6 +290,8 @@ class ChatConsole:
         self.conversation = Conversation(self.engine.tokenizer)
         if self.system:
             self.conversation.add(Message("system", self.system))
+        for message in () if self.raw else self.shown:
+            self.conversation.add(message)
 
     def take(self, runner: asyncio.Runner, line: str) -> None:
         """Answer a text, or run a command.
