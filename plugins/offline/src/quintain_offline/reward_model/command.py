@@ -236,6 +236,8 @@ def _shown(screen: Screen) -> Any:
 
 
 def _end(training: RewardTraining, report: TrainingReport, out: Path, as_json: bool) -> None:
+    from .pairs import has_picture
+
     if not report.finished:
         done = f"{report.updates} of {training.updates} updates"
         raise click.Abort(f"stopped after {done}; {out} continues with --resume")
@@ -251,9 +253,9 @@ def _end(training: RewardTraining, report: TrainingReport, out: Path, as_json: b
     if report.held_out is not None:
         _show("held out", report.held_out)
     click.echo(f"next: quintain reward check {out} OTHER_PAIRS")
+    name = "picture_reward" if has_picture(training.pairs[0]) else "learned_reward"
     click.echo(
-        f'      reward = "learned_reward" and [services.reward_model] args = {{ model = "{out}" }} '
-        f"in a recipe"
+        f'      reward = "{name}" and [services.reward_model] args = {{ model = "{out}" }} in a recipe'
     )
 
 
