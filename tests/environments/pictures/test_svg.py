@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -284,6 +285,17 @@ def test_a_process_that_is_stuck_is_no_zero() -> None:
             drawing.draw(RED, 64)
         drawing.patience = 60
         assert drawing.draw(RED, 64)
+
+
+def test_without_a_renderer_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with (
+        process() as drawing,
+        pytest.raises(UsageError, match=r"pip install 'quintain-env-pictures\[svg\]'"),
+    ):
+        drawing.draw(RED, 64)
 
 
 def test_a_forked_process_draws_by_itself() -> None:
