@@ -82,10 +82,6 @@ class PictureReward(ModelReward):
     def name(self) -> str:
         return "picture_reward"
 
-    @property
-    def range(self) -> tuple[float, float]:
-        return 0.0, 1.0
-
     async def scores_of(
         self, group: Sequence[AnyRollout], model: RewardModel
     ) -> list[Score | EpisodeError]:
