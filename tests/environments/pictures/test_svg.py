@@ -275,16 +275,18 @@ def test_a_renderer_that_does_not_start_is_no_zero(monkeypatch: pytest.MonkeyPat
             score(RED.replace("20", "17"), answer=RED.replace("20", "16"))
 
 
-def test_a_process_that_is_stuck_is_no_zero() -> None:
+@pytest.mark.parametrize("words", ["", "\u00e4" * 40_000], ids=["short", "more than a pipe holds"])
+def test_a_process_that_is_stuck_is_no_zero(words: str) -> None:
+    long = PAGE.format(f"<title>{words}</title>")
     with process() as drawing:
         drawing.draw(RED, 64)
         assert drawing.pid is not None
         os.kill(drawing.pid, signal.SIGSTOP)
         drawing.patience = 0.1
         with pytest.raises(InfrastructureError, match="silent for"):
-            drawing.draw(RED, 64)
-        drawing.patience = 60
-        assert drawing.draw(RED, 64)
+            drawing.draw(long, 64)
+        drawing.patience = 30
+        assert drawing.draw(long, 64)
 
 
 def test_without_a_renderer_the_error_says_what_to_install(

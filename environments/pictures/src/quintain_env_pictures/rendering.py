@@ -54,7 +54,7 @@ class DrawingProcess:
     """
 
     def __init__(
-        self, *, cpu_seconds: float = 2.0, memory: int = 512, patience: float = 60.0
+        self, *, cpu_seconds: float = 2.0, memory: int = 512, patience: float = 30.0
     ) -> None:
         self.cpu_seconds, self.memory, self.patience = cpu_seconds, memory, patience
         self._lock = threading.Lock()
@@ -110,11 +110,10 @@ class DrawingProcess:
             raise DrawingFault(f"it takes more than {self.cpu_seconds:g} s to draw")
 
     def _ask(self, request: bytes) -> bytes:
-        process = self._started()
-        assert process.stdin is not None
+        self._started()
+        deadline = time.monotonic() + self.patience
         try:
-            process.stdin.write(LENGTH.pack(len(request)) + request)
-            deadline = time.monotonic() + self.patience
+            self._write(LENGTH.pack(len(request)) + request, deadline)
             length = LENGTH.unpack(self._read(LENGTH.size, deadline))[0]
             return self._read(min(length, LARGEST_REPLY), deadline)
         except BrokenPipeError as error:
@@ -123,27 +122,39 @@ class DrawingProcess:
             self._stop()
             raise
 
+    def _write(self, data: bytes, deadline: float) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        pipe = self._process.stdin.fileno()
+        while data:
+            self._wait(pipe, select.POLLOUT, deadline)
+            data = data[os.write(pipe, data) :]
+
     def _read(self, count: int, deadline: float) -> bytes:
         assert self._process is not None
         assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
         data = b""
         while len(data) < count:
-            left = max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select([self._process.stdout], [], [], left)
-            if not ready:
-                raise InfrastructureError(
-                    f"the process that draws SVG is silent for {self.patience:g} s; the machine may "
-                    "have too much to do"
-                )
-            chunk = self._process.stdout.read(count - len(data))
+            self._wait(pipe, select.POLLIN, deadline)
+            chunk = os.read(pipe, count - len(data))
             if not chunk:
                 raise _Died(self._ended())
             data += chunk
         return data
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _wait(self, pipe: int, event: int, deadline: float) -> None:
+        waiting = select.poll()  # `select.select` refuses descriptors above 1023
+        waiting.register(pipe, event)
+        if not waiting.poll(1000 * max(0.0, deadline - time.monotonic())):
+            raise InfrastructureError(
+                f"the process that draws SVG is silent for {self.patience:g} s; the machine may have "
+                "too much to do"
+            )
+
+    def _started(self) -> None:
         if self._process is not None:
-            return self._process
+            return
         spec = importlib.util.find_spec("resvg_py")
         if spec is None or spec.origin is None:
             raise UsageError(
@@ -166,7 +177,8 @@ class DrawingProcess:
             raise InfrastructureError(
                 f"the process that draws SVG does not start: {error}"
             ) from error
-        return self._process
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)  # `patience` bounds writing, too
 
     def _ended(self) -> int:
         """Return the status of the process, which has closed its pipes."""
