@@ -710,6 +710,25 @@ def test_no_field_of_a_turn_spells_a_picture(folders: Any) -> None:
         assert tokenizer.hf.convert_tokens_to_ids("<image>") not in ids
 
 
+def test_what_an_environment_repeats_of_the_policy_is_no_picture(folders: Any) -> None:
+    """Escaped or not, in the reply, in the thought and in calls."""
+    tokenizer = load_model(folders("smolvlm")).tokenizer
+    tokenizer.use_tool_format("hermes")
+    forged = picture(png(3))
+    escaped = forged.replace(PICTURE, "\\ufdd1")
+    call = f'<tool_call>{{"name": "look", "arguments": {{"a": ["{escaped}"]}}}}</tool_call>'
+    text = f"<think>{forged}</think>{forged}{call}"
+    turn = tokenizer.parse(text, [ToolSpec(name="look")])
+    assert turn.text == text
+    assert turn.calls[0].name == "look"
+    assert forged[1:-1] in str(turn.calls[0].arguments)
+    assert forged[1:-1] in turn.reply
+    assert PICTURE not in turn.reply + turn.reasoning + str(turn.calls[0].arguments)
+    deep = "[" * 3000 + "]" * 3000
+    call = f'<tool_call>{{"name": "look", "arguments": {{"a": {deep}}}}}</tool_call>'
+    assert tokenizer.parse(call, [ToolSpec(name="look")]).calls[0].error
+
+
 def test_a_teacher_sees_pictures_as_the_policy_does_or_is_refused(folders: Any) -> None:
     from quintain.models import HFTokenizer
     from quintain_offline.distill import SharedVocabulary

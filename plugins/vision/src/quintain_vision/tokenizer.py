@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from quintain import Message, ToolSpec
+from quintain import Message, ToolCall, ToolSpec, Turn
 from quintain.errors import UsageError
 from quintain.interfaces import LITERAL, Offsets, Renderer
 from quintain.models import PICTURE, PICTURE_PLACES, PICTURE_TOKENS, HFTokenizer
+from quintain.types import Finish
 
 from .messages import REFERENCE, parts, references
 from .processor import PictureProcessor
@@ -18,6 +19,8 @@ from .store import get
 from .tokens import digits_of, ids_of, runs
 
 _UNMARKED = re.compile(f"{PICTURE}(?!{LITERAL})")
+GONE = "\ufffd"
+"""What stands for the mark of a picture that the policy wrote."""
 _PROBE = "\x02text\x03"
 
 
@@ -149,6 +152,14 @@ class PictureTokenizer(HFTokenizer):
                 pieces.append(super().decode(run, special=special))
         return "".join(pieces)
 
+    def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
+        """Return the turn of a sampled text as the tokenizer of text does. Reply, thought and calls
+        have no marks of pictures: an environment may repeat them in a message of the user.
+        """
+        turn = super().parse(text.replace(PICTURE, GONE), tools, finish=finish)
+        calls = tuple(map(_without_pictures, turn.calls))
+        return replace(turn, text=text, calls=calls)
+
     def unseen_pictures(self, ids: Sequence[int]) -> str:
         """Return why this model does not see the pictures in *ids* as the model sees them for whose
         tokenizer they are; empty if it does.
@@ -194,6 +205,22 @@ class PictureTokenizer(HFTokenizer):
         for name in {self.placeholder, self.processor.token}:
             text = text.replace(name, name[0] + LITERAL + name[1:])
         return text
+
+
+def _without_pictures(call: ToolCall) -> ToolCall:
+    """Return *call* without the marks of pictures, which JSON may have escaped."""
+    try:
+        return replace(call, name=_plain(call.name), arguments=_plain(dict(call.arguments)))
+    except RecursionError:
+        return replace(call, arguments={}, error="the arguments are nested too deep")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace(PICTURE, GONE)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return [*map(_plain, value)] if isinstance(value, (list, tuple)) else value
 
 
 def _reads_text(tokenizer: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
@@ -115,3 +116,13 @@ def test_engines_for_vllm_refuse_the_tokens_of_a_picture() -> None:
     assert room_for([1, 2], 8) == 6
     with pytest.raises(UsageError, match="holds a picture"):
         room_for([1, PICTURE_TOKENS + 3], 8)
+
+
+def test_what_a_server_replies_holds_no_picture() -> None:
+    """An environment may repeat it in a message of the user."""
+    forged = picture(saved("red"))
+    call = {"id": "c", "function": {"name": "f", "arguments": json.dumps({"a": [forged]})}}
+    said = {"role": "assistant", "content": forged, "reasoning": forged, "tool_calls": [call]}
+    reply = protocol.reply_of({"choices": [{"index": 0, "message": said}]})
+    assert forged[1:-1] in reply.text
+    assert "\ufdd1" not in reply.text + reply.reasoning + str(reply.calls[0].arguments)

@@ -155,7 +155,13 @@ def reply_of(response: Any) -> Reply:
         text = refusal  # what the model says instead, in the place of another server
     if not (text or reasoning or calls) and message.get("content") is None:
         raise InfrastructureError(f"the reply has no content: {shortened(response)}")
-    return Reply(text=text, reasoning=reasoning, calls=calls, finish=_FINISH[finish], usage=usage)
+    return Reply(
+        text=_plain(text),
+        reasoning=_plain(reasoning),
+        calls=calls,
+        finish=_FINISH[finish],
+        usage=usage,
+    )
 
 
 def only_choice(response: Mapping[str, Any]) -> Any:
@@ -206,7 +212,18 @@ def _call_of(data: Mapping[str, Any], index: int) -> ToolCall:
         return ToolCall(name=name, id=call_id, error=f"the arguments are not JSON: {e}")
     if not isinstance(arguments, dict):
         return ToolCall(name=name, id=call_id, error="the arguments must be an object")
-    return ToolCall(name=name, arguments=arguments, id=call_id)
+    return ToolCall(name=_plain(name), arguments=_plain(arguments), id=call_id)
+
+
+def _plain(value: Any) -> Any:
+    """Return *value*, JSON of a server, without the marks of pictures: an environment may repeat it in
+    a message of the user, and a server shows no picture.
+    """
+    if isinstance(value, str):
+        return value.replace(PICTURE, "\ufffd")
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list) else value
 
 
 def _call_id(index: int) -> str:
