@@ -25,9 +25,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
 
 
-def png(colour: str = "red") -> bytes:
+def png(colour: str = "red", size: tuple[int, int] = (40, 28)) -> bytes:
     buffer = io.BytesIO()
-    Image.new("RGB", (40, 28), colour).save(buffer, "PNG")
+    Image.new("RGB", size, colour).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -113,6 +113,7 @@ def test_images_of_users_and_tools_are_pictures(api: str) -> None:
         ("file:///etc/passwd", "unsupported_parameter", "nothing is fetched"),
         (url_of(b"no picture"), "invalid_image", "no PNG, JPEG or WebP"),
         (url_of(png()[:60]), "invalid_image", "broken"),
+        (url_of(png(size=(4097, 4096))), "invalid_image", "the limit is 16,777,216"),
     ],
 )
 def test_an_image_that_is_none_is_refused(api: str, url: str, code: str, reason: str) -> None:

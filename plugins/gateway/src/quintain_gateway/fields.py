@@ -26,6 +26,8 @@ MOST_REPLIES = 64
 MOST_STOPS = 16
 MOST_IMAGES = 16
 """Of a message."""
+MOST_PIXELS = 16_777_216
+"""Of an image: others wait while it is decoded."""
 IMAGES = ("image_url", "input_image", "image")
 """Types of parts with an image: of chat completions, responses and messages."""
 _PIECES = 64
@@ -139,10 +141,11 @@ def picture_of(part: Mapping[str, Any], where: str, role: str) -> str:
         raise unsupported(
             where, f"{where} is an image; for those, pip install 'quintain-gateway[pictures]'"
         )
-    from quintain_vision import PictureError, picture, tool_picture
+    from quintain_vision import PictureError, PictureLimits, picture, tool_picture
 
+    limits = PictureLimits(pixels=MOST_PIXELS)
     try:
-        return picture(url) if role == "user" else tool_picture(url)
+        return (picture if role == "user" else tool_picture)(url, limits=limits)
     except PictureError as e:
         raise invalid(f"{where}: {e}", where, "invalid_image") from None
 
