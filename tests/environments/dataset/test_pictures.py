@@ -17,6 +17,8 @@ from quintain import Message
 from quintain.errors import UsageError
 from quintain_env_dataset import Dataset
 from quintain_env_dataset import environment as dataset_environment
+from quintain_env_dataset.pictures import with_pictures
+from quintain_env_dataset.readers import Record
 from quintain_vision import picture
 
 COLOURS = ["red", "green", "blue", "white"]
@@ -155,3 +157,18 @@ def test_a_column_is_no_picture_unless_it_is_named(tmp_path: Path) -> None:
     assert done.stdout == "{'Which colour?'}\n"
     with pytest.raises(UsageError, match="has no column 'picture'"):
         Dataset(path=path, image="picture").tasks("train")
+
+
+@pytest.mark.parametrize("value", [Image.new("RGB", (4, 2), "red"), {"bytes": png("red")}])
+def test_a_data_set_of_the_hub_has_images(value: Any) -> None:
+    """They have no folder, and paths in them name no file of this machine."""
+    record = with_pictures(Record("hub train[0]", {"image": value}), "image")
+    assert record.values["image"] == picture(png("red"))
+    for path in ("a.png", {"bytes": None, "path": "/a.png"}):
+        with pytest.raises(UsageError, match="and no paths"):
+            with_pictures(Record("hub train[0]", {"image": path}), "image")
+
+
+def test_bytes_that_are_text_by_chance_are_bytes() -> None:
+    with pytest.raises(UsageError, match="no PNG, JPEG or WebP"):
+        with_pictures(Record("row 1", {"image": "RIFF\0\0\0\0WEBP"}), "image")

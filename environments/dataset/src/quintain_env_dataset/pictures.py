@@ -37,15 +37,15 @@ def with_pictures(record: Record, column: str) -> Record:
     if not several or any(one is None or one == "" for one in several):
         raise UsageError(f"{where} has no picture; leave the row out, or name another column")
     try:
-        text = "".join(picture(_source(one, record.folder)) for one in several)
+        text = "".join(picture(_source(one, record.folder, where)) for one in several)
     except PictureError as e:
         raise UsageError(f"{where}: {e}") from e
     return record._replace(values={**record.values, column: text})
 
 
-def _source(value: Any, folder: Path | None) -> Any:
+def _source(value: Any, folder: Path | None, where: str) -> Any:
     """Return what `quintain_vision.picture` takes for a value of a table: a path is relative to its
-    *folder*.
+    *folder*, without which there are none.
     """
     if isinstance(value, Mapping):  # the form of `datasets` in Parquet
         value = value.get("bytes") or value.get("path")
@@ -57,7 +57,13 @@ def _source(value: Any, folder: Path | None) -> Any:
         return value
     if value.startswith("RIFF"):  # a WebP of Parquet whose bytes are UTF-8 by chance
         return value.encode()
-    return folder / Path(value).expanduser() if folder and "://" not in value else value
+    if "://" in value:
+        return value  # which is refused
+    if folder is None:
+        raise UsageError(
+            f"{where} is {value!r:.80}; a data set of the hub has images, and no paths"
+        )
+    return folder / Path(value).expanduser()
 
 
 def placed(messages: Sequence[Message], pictures: str, where: str) -> list[Message]:

@@ -191,6 +191,16 @@ def test_an_image_is_a_picture_that_the_policy_sees(fence: bool) -> None:
 
 
 @pytest.mark.usefixtures("pictures")
+def test_an_image_may_be_a_resource(monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = b64encode(png()).decode()
+    contents = BlobResourceContents(uri="file:///c.png", blob=blob, mime_type="image/png")
+    resource = Embedded(type="resource", resource=contents)
+    assert read("a", resource).shown == f"a\n{tool_picture(png())}"
+    monkeypatch.setattr("quintain_tools.mcp.result.find_spec", lambda name: None)
+    assert read(resource).shown == f"[resource: file:///c.png, {len(png())} bytes, not shown]"
+
+
+@pytest.mark.usefixtures("pictures")
 def test_an_image_that_is_refused_is_a_line() -> None:
     assert re.fullmatch(
         r"\[image: image/png, 9 bytes, not shown: the picture .* no PNG, JPEG or WebP .*\]",

@@ -89,7 +89,7 @@ def _parts(result: CallToolResult) -> Iterator[str]:
                 yield block.text
             case ImageContent():
                 pictures += 1
-                yield _image(block, pictures)
+                yield _image(block.mime_type, block.data, pictures)
             case AudioContent():
                 yield f"[audio: {_line(block.mime_type)}, {_size(block.data):,} bytes, not shown]"
             case ResourceLink():
@@ -98,6 +98,11 @@ def _parts(result: CallToolResult) -> Iterator[str]:
                 # which of several texts is which
                 head = f"[resource: {_line(str(resource.uri))}]\n" if embedded > 1 else ""
                 yield head + resource.text
+            case EmbeddedResource(resource=BlobResourceContents() as resource) if _is_seen(
+                resource
+            ):
+                pictures += 1
+                yield _image(str(resource.mime_type), resource.blob, pictures)
             case EmbeddedResource(resource=BlobResourceContents() as resource):
                 size = _size(resource.blob)
                 yield f"[resource: {_line(str(resource.uri))}, {size:,} bytes, not shown]"
@@ -105,9 +110,19 @@ def _parts(result: CallToolResult) -> Iterator[str]:
                 yield f"[{_line(block.type)}, not shown]"
 
 
-def _image(block: ImageContent, number: int) -> str:
+def _is_seen(resource: BlobResourceContents) -> bool:
+    """Return whether *resource* is an image, and there is who reads it."""
+    is_image = (resource.mime_type or "").startswith("image/")
+    return is_image and find_spec("quintain_vision") is not None
+
+
+def _image(kind: str, data: str, number: int) -> str:
     """Return what stands for the image *number* of a result, from 1 up: a picture that a
     vision-language model sees, or a line that says why it is none.
+
+    Args:
+        kind: of its media, such as ``image/png``.
+        data: its file in base64.
     """
     reason = ""
     if number > MOST_PICTURES:
@@ -116,10 +131,10 @@ def _image(block: ImageContent, number: int) -> str:
         from quintain_vision import PictureError, tool_picture
 
         try:
-            return tool_picture(f"data:image/any;base64,{block.data}")
+            return tool_picture(f"data:image/any;base64,{data}")
         except PictureError as e:  # of the server, whose pictures must not end a run
             reason = f": {_line(str(e))}"
-    return f"[image: {_line(block.mime_type)}, {_size(block.data):,} bytes, not shown{reason}]"
+    return f"[image: {_line(kind)}, {_size(data):,} bytes, not shown{reason}]"
 
 
 def _size(data: str) -> int:
