@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from quintain import ToolCall
-from quintain.console import printable
 from quintain_tools.mcp import Mcp, McpServer, McpSession
 
 pytestmark = pytest.mark.ci
@@ -155,7 +154,8 @@ def test_blocks_of_all_kinds_are_shown(node: Any) -> None:
         assert "3" in await shown(session, "get-sum", a=1, b=2)
         reference = await shown(session, "get-resource-reference", resourceType="Text")
         assert "This is a plaintext resource" in reference
-        assert "[image " in printable(await shown(session, "get-tiny-image"))
+        # its checksum of the colour profile is wrong, so that no strict reader takes it
+        assert "bytes, not shown" in await shown(session, "get-tiny-image")
         weather = await session.call("get-structured-content", {"location": "Chicago"})
         assert weather.structured is not None
         assert all(name in weather.text for name in weather.structured)
