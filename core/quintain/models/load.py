@@ -143,14 +143,18 @@ def load_model(
     else:  # the other would import the classes of models
         from transformers import PreTrainedTokenizerFast as Tokenizer
     tokenizer = load_pretrained(Tokenizer, path if has_tokenizer else base_named(path)[0])
-    hollow = device == "meta"
+    hollow, family = device == "meta", family_of(path)
     if hollow:
+        if family:
+            raise UsageError(
+                f"model {path!r} sees pictures, and its weights cannot be left out; remove "
+                "learner.args.weights"
+            )
         if lora is not None or has_adapters_alone(path):
             raise UsageError(
                 f"model {path!r}: adapters need the weights under them; they cannot be left out"
             )
         module = module_without_weights(path, as_dtype(dtype), attn)
-    family = family_of(path)
     if module is None:
         module = _module_of(path, "auto" if dtype == "auto" else as_dtype(dtype), attn, family)
     stops = _generation_stops(module)

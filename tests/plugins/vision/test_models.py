@@ -458,6 +458,33 @@ def test_adapters_are_those_of_the_language_model(family: str, folders: Any) -> 
     assert all((p.grad is not None) == p.requires_grad for _, p in loaded.module.named_parameters())
 
 
+def test_adapters_of_the_tower_train(folders: Any) -> None:
+    """Without them, for the reference, the model is its base, and text alone has a gradient of 0."""
+    loaded = load_model(folders("llava"), lora={"r": 2, "target_modules": ["linear_2"]})
+    for name, parameter in loaded.module.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    rows, text = [rows_of(loaded, [1])], [rows_of(loaded, [])]
+    forward, base = Forward(loaded.module), Forward(load_model(folders("llava")).module)
+    module: Any = loaded.module
+    with torch.no_grad():
+        adapted = forward.statistics(rows).logp
+        with module.disable_adapter():
+            reference = forward.statistics(rows).logp
+        torch.testing.assert_close(reference, base.statistics(rows).logp, rtol=0, atol=1e-5)
+        assert torch.equal(forward.statistics(rows).logp, adapted)
+        assert float((adapted - reference).abs().max()) > 0.01
+    forward.statistics(text).logp.sum().backward()
+    assert not any(gradient.any() for gradient in gradients(module).values())
+    forward.statistics(rows).logp.sum().backward()
+    assert {n.split(".")[-4] for n, g in gradients(module).items() if g.any()} == {"linear_2"}
+
+
+def test_weights_are_not_left_out(folders: Any) -> None:
+    with pytest.raises(UsageError, match="sees pictures, and its weights cannot be left out"):
+        load_model(folders("gemma3"), device="meta")
+
+
 def test_adapters_alone_are_loaded_with_their_base(folders: Any, tmp_path: Path) -> None:
     trained = load_model(folders("smolvlm"), lora={"r": 2, "lora_alpha": 4})
     for name, parameter in trained.module.named_parameters():

@@ -9,6 +9,7 @@ Shapes: T ids of any shape, N tokens of a picture, D hidden size.
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import is_available
+from torch.distributed.fsdp import FSDPModule
 
 from quintain.errors import UsageError
 from quintain.interfaces import changes_of
@@ -38,9 +41,11 @@ class SeesPictures:
 
     Attributes:
         processor: of the model.
+        kind: the class of transformers.
     """
 
     processor: ClassVar[PictureProcessor]
+    kind: ClassVar[type]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -50,6 +55,11 @@ class SeesPictures:
         # no part of the table, of which the module would be a part
         object.__setattr__(table, "owner", module)
         object.__setattr__(table, "cache", FeatureCache())
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # Another process, such as a rank, finds no class of this name that has a processor.
+        arguments = (self.kind, self.processor, cast(Any, self).config)
+        return _seen_again, arguments, self.__getstate__()
 
     def save_pretrained(self, folder: str | Path, *args: Any, **options: Any) -> None:
         """Save as transformers does, with the files of the processor."""
@@ -83,10 +93,20 @@ class SeesBlocks(SeesPictures):
 
 def seeing(kind: type, processor: PictureProcessor) -> Any:
     """Return *kind*, a class of transformers, with `SeesPictures`; its name, which is saved, stays."""
-    mixin = {"causal": SeesPictures, "grid": SeesGrids, "blocks": SeesBlocks}[processor.attends]
-    return type(
-        kind.__name__, (mixin, kind), {"processor": processor, "__module__": kind.__module__}
-    )
+    if kind not in processor.classes:
+        mixin = {"causal": SeesPictures, "grid": SeesGrids, "blocks": SeesBlocks}[processor.attends]
+        names = {"processor": processor, "kind": kind, "__module__": kind.__module__}
+        processor.classes[kind] = type(kind.__name__, (mixin, kind), names)
+    return processor.classes[kind]
+
+
+def _seen_again(kind: type, processor: PictureProcessor, config: Any) -> Any:
+    """Return a module of *kind* without its state."""
+    if kind not in processor.classes:
+        with torch.device("meta"):
+            # transformers notes what a class returns when it makes one, and towers rely on it.
+            seeing(kind, processor)(copy.deepcopy(config))
+    return object.__new__(seeing(kind, processor))
 
 
 def tower_parts(module: nn.Module) -> Mapping[str, nn.Module]:
@@ -107,6 +127,9 @@ class FeatureCache:
 
     def __deepcopy__(self, memo: Any) -> FeatureCache:
         return FeatureCache()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FeatureCache, ()
 
     def get(self, key: int, state: tuple[Any, ...]) -> Tensor | None:
         """Return the features of a picture under weights with *state*; ``None`` if there are none."""
@@ -141,11 +164,17 @@ class _PictureTable:
         """Return hidden states [..., D] of *ids*, and what is added to the output of each of the first
         layers, [..., D]: further features of pictures, of models that have such.
         """
-        rows = cast(Any, super()).forward
         seen = ids >= PICTURE_TOKENS
-        if not seen.any():
-            return rows(ids), ()
-        hidden: Tensor = rows(ids.masked_fill(seen, 0))
+        rows = cast(Any, super()).forward(ids.masked_fill(seen, 0))
+        hidden: Tensor = rows
+        pictures = bool(seen.any())
+        touches = torch.is_grad_enabled() and (not pictures or self._sharded())
+        # Ranks add up the gradients of what is outside of the layers together, so each one needs all
+        # of them. And where adapters of the tower alone train, text has a gradient, too.
+        if touches and (trained := [p for p in self._tower() if p.requires_grad]):
+            hidden = cast(Any, _Touched).apply(rows, *trained)
+        if not pictures:
+            return hidden, ()
         places = ids[seen]
         firsts, which = torch.unique(places - places % PICTURE_PLACES, return_inverse=True)
         features = [self._features(key_of(first)) for first in firsts.tolist()]
@@ -162,14 +191,22 @@ class _PictureTable:
         layers: with a gradient if one is computed and the tower trains, else from the cache.
         """
         parts = [*tower_parts(self.owner).values()]
-        parameters = [p for part in parts for p in part.parameters()]
-        if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
-            return self._computed(key)
+        parameters = self._tower()
+        trains = any(p.requires_grad for p in parameters)
+        if trains and (torch.is_grad_enabled() or self._sharded()):
+            return self._computed(key)  # gathered weights do not count their changes
         device = parameters[0].device.type
         autocast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         # Weights change in place: an update adds to the version of each.
         counts = [changes_of(cast(Any, SimpleNamespace(module=part))) for part in parts]
-        state = (autocast, *map(id, parameters), *counts)
+        # Adapters in the tower may be off, as for the reference, or others.
+        adapters = [
+            (layer.disable_adapters, *cast(Any, layer).active_adapters)
+            for part in parts
+            for layer in part.modules()
+            if isinstance(getattr(layer, "disable_adapters", None), bool)
+        ]
+        state = (autocast, *map(id, parameters), *counts, *adapters)
         features = self.cache.get(key, state)
         if features is None:
             # Made in inference mode, it could be part of no later pass with a gradient.
@@ -177,6 +214,13 @@ class _PictureTable:
                 features = self._computed(key)
             self.cache.put(key, features)
         return features
+
+    def _tower(self) -> list[nn.Parameter]:
+        return [p for part in tower_parts(self.owner).values() for p in part.parameters()]
+
+    def _sharded(self) -> bool:
+        """Return whether ranks have parts of the weights each, which are gathered for a pass."""
+        return is_available() and isinstance(body_of(self.owner), FSDPModule)
 
     def _computed(self, key: int) -> Tensor:
         body = body_of(self.owner)
@@ -198,6 +242,19 @@ class _PictureTable:
                 "files of the processor are of another model"
             )
         return features
+
+
+class _Touched(torch.autograd.Function):
+    """Hidden states as they are, with gradients of 0 for parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.save_for_backward(*parameters)
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad, *map(torch.zeros_like, ctx.saved_tensors))
 
 
 class _BlockBody:
@@ -222,8 +279,20 @@ _CLASSES: dict[tuple[type, type], type] = {}
 
 def _mix(part: nn.Module, mixin: type) -> None:
     """Give *part* a class of the same name with *mixin*."""
-    kind = type(part)
+    part.__class__ = _mixed(type(part), mixin)
+
+
+def _mixed(kind: type, mixin: type) -> type:
     if (kind, mixin) not in _CLASSES:
-        names = {"__module__": kind.__module__}
+
+        def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+            # Another process finds no class of this name with the mixin.
+            return _mixed_again, (kind, mixin), self.__getstate__()
+
+        names = {"__module__": kind.__module__, "__reduce_ex__": reduce}
         _CLASSES[kind, mixin] = type(kind.__name__, (mixin, kind), names)
-    part.__class__ = _CLASSES[kind, mixin]
+    return _CLASSES[kind, mixin]
+
+
+def _mixed_again(kind: type, mixin: type) -> Any:
+    return object.__new__(_mixed(kind, mixin))

@@ -19,7 +19,7 @@ from torch import Tensor
 from quintain.models import load_pretrained
 
 from .files import PictureError
-from .store import SHORT, get
+from .store import SHORT, folder, get
 
 FILES = (
     "preprocessor_config.json",
@@ -64,6 +64,7 @@ class PictureProcessor:
         token: the text of each token of a picture.
         attends: ``causal`` where its tokens are as those of text; ``grid`` where their positions
             follow the grid of the picture; ``blocks`` where they see each other.
+        classes: of transformers, with the classes that `quintain_vision.module.seeing` made of them.
     """
 
     def __init__(self, name: str, config: Mapping[str, Any]) -> None:
@@ -84,9 +85,27 @@ class PictureProcessor:
         self.token = self._family.token
         self.placeholder = self._family.placeholder or self.token
         self.attends = self._family.attends
+        self.classes: dict[type, type] = {}
+        self._place: Path | None = None
         self._texts: dict[str, str] = {}
         self._grids: dict[str, tuple[int, int]] = {}
         self._inputs: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+
+    def __deepcopy__(self, memo: Any) -> PictureProcessor:
+        """Return itself: copies of a module have the same one."""
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process, such as a rank, needs: the folder of this one's pictures, and
+        nothing that was computed.
+        """
+        emptied: dict[str, Any] = {
+            "_texts": {},
+            "_grids": {},
+            "_inputs": OrderedDict(),
+            "classes": {},
+        }
+        return vars(self) | emptied | {"_place": (self._place or folder()).absolute()}
 
     @property
     def chat_template(self) -> str | None:
@@ -98,11 +117,11 @@ class PictureProcessor:
         template = json.loads(self._files.get("chat_template.json", b"{}")).get("chat_template")
         return template if isinstance(template, str) else None
 
-    def save(self, folder: Path) -> None:
-        """Write the files of the processor to *folder*, which has those of its tokenizer."""
+    def save(self, target: Path) -> None:
+        """Write the files of the processor to the folder *target*, which has those of its tokenizer."""
         for name, content in self._files.items():
-            if not (folder / name).exists():
-                (folder / name).write_bytes(content)
+            if not (target / name).exists():
+                (target / name).write_bytes(content)
 
     def text(self, digest: str) -> str:
         """Return the text for the picture whose digest begins with *digest*, with `token` once for each of its tokens.
@@ -133,7 +152,7 @@ class PictureProcessor:
         if digest in self._inputs:
             self._inputs.move_to_end(digest)
             return self._inputs[digest]
-        image = get(digest)
+        image = get(digest, self._place)
         images = [[image]] if self._family.nested else [image]
         try:
             made = self._process(images, return_tensors="pt", **self._family.options)

@@ -107,14 +107,14 @@ def _secret(path: Path) -> bytes:
         raise _unwritable(path, error) from error
 
 
-def get(digest: str) -> Image.Image:
+def get(digest: str, place: Path | None = None) -> Image.Image:
     """Return the pixels, RGB, of the picture whose digest begins with *digest*, of `SHORT` digits or
-    more.
+    more, in the folder *place*, by default that of the store.
 
     Raises:
         PictureError: there is none, or its file has changed.
     """
-    return _read(file_of(digest))[0]
+    return _read(file_of(digest, place))[0]
 
 
 def data_url(digest: str) -> str:
@@ -138,20 +138,21 @@ def _read(path: Path) -> tuple[Image.Image, bytes]:
     return image, data
 
 
-def file_of(digest: str) -> Path:
-    """Return the file of the picture whose digest begins with *digest*, of `SHORT` digits or more.
+def file_of(digest: str, place: Path | None = None) -> Path:
+    """Return the file of the picture whose digest begins with *digest*, of `SHORT` digits or more, in
+    the folder *place*, by default that of the store.
 
     Raises:
         PictureError: there is none.
     """
-    path = next(_files(digest), None)
+    path = next(_files(digest, place), None)
     if path is None:
         raise PictureError(
-            f"there is no picture {digest} in {folder()}; name the cache that the run began "
+            f"there is no picture {digest} in {place or folder()}; name the cache that the run began "
             "with in QUINTAIN_CACHE, or make the tasks again"
         )
     return path
 
 
-def _files(digest: str) -> Iterator[Path]:
-    return (folder() / digest[:2]).glob(f"{digest}*")
+def _files(digest: str, place: Path | None = None) -> Iterator[Path]:
+    return ((place or folder()) / digest[:2]).glob(f"{digest}*")

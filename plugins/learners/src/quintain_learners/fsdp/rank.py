@@ -299,6 +299,10 @@ class Worker:
         """Return rewards, penalty and statistics of *batch*."""
         self._prepared = self.learner.prepare(batch)
         self._reshard()
+        # Adapters of the root were parts when the reference switched them off, and gathered when it
+        # switched them on again.
+        for parameter in self.learner.parameters:
+            parameter.requires_grad_()
         step = self._prepared.step
         statistics = {name: value.cpu() for name, value in step.statistics.items()}
         return step.rewards, step.penalty, statistics

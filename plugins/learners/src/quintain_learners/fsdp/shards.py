@@ -24,6 +24,8 @@ from quintain.models import body_of
 
 from .experts import experts_of, split
 
+LANGUAGE = ("language_model", "text_model")
+"""Names of the language model in the body of a model that has a vision tower, too."""
 HEAD = "output_layer_"
 """Name of an untied output layer in the body, which then gathers its weight."""
 
@@ -97,7 +99,10 @@ def _normalized(norm: nn.LayerNorm, hidden: Tensor) -> Tensor:
 
 def layers_of(module: nn.Module) -> nn.ModuleList:
     """Return the layers of *module*, each of which is gathered for itself."""
-    lists = [part for part in body_of(module).children() if isinstance(part, nn.ModuleList)]
+    body = body_of(module)
+    for name in LANGUAGE:  # of a model that sees pictures
+        body = getattr(body, name, body)
+    lists = [part for part in body.children() if isinstance(part, nn.ModuleList)]
     return max(lists, key=lambda part: sum(p.numel() for p in part.parameters()))
 
 
