@@ -25,6 +25,7 @@ from quintain.rollouts.chat.bridge import Conversation
 from quintain.types.transcript import TokenSource, Transcript
 from quintain_vision import message, picture
 from quintain_vision.grids import axes, positions
+from quintain_vision.messages import REFERENCE
 from quintain_vision.module import tower_parts
 from quintain_vision.source import PictureModel
 from quintain_vision.tokenizer import PictureTokenizer
@@ -34,10 +35,10 @@ from . import tiny
 
 QWEN = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 """Their positions follow the grid of a picture, here four rows of five tokens."""
-FAMILIES = ["llava", "llava_next", "idefics3", "smolvlm", *QWEN, "gemma3"]
+FAMILIES = ["llava", "llava_next", "idefics3", "smolvlm", *QWEN, "gemma3", "pixtral"]
 TOKENS = {
     "llava": 16, "llava_next": 44, "idefics3": 20, "smolvlm": 20, **dict.fromkeys(QWEN, 20),
-    "gemma3": 4,
+    "gemma3": 4, "pixtral": 20,
 }  # fmt: skip
 """Of a picture of 40 x 28 pixels."""
 
@@ -151,7 +152,9 @@ def processor_of(family: str, folder: Path) -> Any:
 
 
 @pytest.mark.keeps("llava", "qwen3_vl", "gemma3")
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "smolvlm"])
+@pytest.mark.parametrize(
+    "family", [name for name in FAMILIES if name not in ("smolvlm", "pixtral")]
+)
 def test_tokens_are_those_of_the_processor(family: str, folders: Any) -> None:
     loaded = load_model(folders(family))
     words = tiny.tokenizer(family)
@@ -179,6 +182,19 @@ def test_tokens_are_those_of_the_processor(family: str, folders: Any) -> None:
     assert ours["input_ids"].tolist() == theirs["input_ids"].tolist()
     for name in set(ours) - {"input_ids"}:
         torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=0)
+
+
+def test_pixtral_ends_each_row_of_tokens(folders: Any) -> None:
+    """The module of its processor needs torchvision; the text is that of its documentation."""
+    tokenizer: Any = load_model(folders("pixtral")).tokenizer
+    (digest,) = REFERENCE.findall(picture(png(1)))[0][2:]
+    row = "[IMG]" * 5
+    expected = "[IMG_BREAK]".join([row] * 4) + "[IMG_END]"
+    assert tokenizer.processor.text(digest) == expected
+    ids = tokenizer.encode(tokenizer.render([question(1)]))
+    begin = next(i for i, token in enumerate(ids) if token >= PICTURE_TOKENS)
+    ends = tokenizer.hf.convert_tokens_to_ids(["[IMG_BREAK]"] * 3 + ["[IMG_END]"])
+    assert ids[begin + 5 : begin + 24 : 6] == ends
 
 
 @pytest.mark.keeps("smolvlm")
@@ -557,13 +573,15 @@ def test_transformers_reads_what_was_saved(folders: Any, tmp_path: Path) -> None
     assert (tmp_path / "preprocessor_config.json").is_file()
 
 
-def test_a_copy_in_half_precision_sees_pictures(folders: Any) -> None:
-    loaded = load_model(folders("idefics3"))
+@pytest.mark.keeps("idefics3")
+@pytest.mark.parametrize("family", ["idefics3", "qwen3_vl"])
+def test_a_copy_in_half_precision_sees_pictures(family: str, folders: Any) -> None:
+    loaded = load_model(folders(family))
     engine = EmbeddedEngine.sharing(loaded.module, loaded.tokenizer, dtype="bfloat16")
     (branch,) = conversation_of(loaded, engine, [1]).branches
     inputs = plain_inputs(loaded, branch.ids)
     with torch.no_grad():
-        logps = plain_logps(plain_module(folders("idefics3")), inputs, branch.ids)
+        logps = plain_logps(plain_module(folders(family)), inputs, branch.ids)
     sampled = [i for i, source in enumerate(branch.sources) if source == TokenSource.MODEL]
     found = torch.tensor([branch.logps[i] for i in sampled])
     torch.testing.assert_close(found, logps[[i - 1 for i in sampled]], rtol=0, atol=0.15)
@@ -786,7 +804,7 @@ def test_a_text_model_is_no_model_of_pictures(tmp_path: Path) -> None:
 
 def test_families_that_are_not_known_are_left_to_core() -> None:
     for config in (
-        {"model_type": "llava", "vision_config": {"model_type": "pixtral"}},
+        {"model_type": "mistral3", "vision_config": {"model_type": "pixtral"}},
         {"model_type": "llava_onevision", "vision_config": {}},
     ):
         assert PictureModel.family("nowhere", config) is None

@@ -49,8 +49,11 @@ ENVIRONMENT = 'use = "counting"\nargs = { size = 32, train = 8, held_out = 4 }'
 
 
 @pytest.mark.more
-def test_a_run_with_pictures_is_stored_and_resumed(tmp_path: Path, no_curves: Any) -> None:
-    tiny.save(tmp_path / "model", "smolvlm")
+@pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl", "gemma3"])
+def test_a_run_with_pictures_is_stored_and_resumed(
+    family: str, tmp_path: Path, no_curves: Any
+) -> None:
+    tiny.save(tmp_path / "model", family)
     recipe = small_recipe(ENVIRONMENT, steps=2, tables="[checkpoint]\nevery = 1")
     (tmp_path / "recipe.toml").write_text(recipe, encoding="utf-8")
     assert main(["train", "recipe.toml", "--name", "whole", "--quiet"]) == 0

@@ -4,6 +4,7 @@ folders.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,13 @@ TEMPLATES = {
     "qwen2_5_vl": QWEN,
     "qwen3_vl": QWEN,
     "gemma3": GEMMA,
+    "pixtral": QWEN.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]"),
 }
 ROWS = [f"<row_{row}_col_{col}>" for row in range(1, 5) for col in range(1, 5)]
 SPECIAL = {
     "qwen": ["<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>"],
     "gemma": ["<start_of_image>", "<image_soft_token>", "<end_of_image>"],
+    "pixtral": ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
     "other": ["<image>", "<fake_token_around_image>", "<global-img>", *ROWS],
 }
 
@@ -94,7 +97,8 @@ def save(
         "bos_token_id": None,
     }
     torch.manual_seed(seed)
-    build = _qwen if family.startswith("qwen") else _gemma if family == "gemma3" else _other
+    kinds = {"gemma3": _gemma, "pixtral": _pixtral}
+    build = _qwen if family.startswith("qwen") else kinds.get(family, _other)
     model, images = build(family, words, fields | (text or {}))
     images.save_pretrained(folder)
     words.save_pretrained(folder)
@@ -108,6 +112,9 @@ def save(
         )  # fmt: skip
         processor.chat_template = words.chat_template
         processor.save_pretrained(folder)
+    if family == "pixtral":
+        saved = {"patch_size": 8, "processor_class": "PixtralProcessor"}
+        (folder / "processor_config.json").write_text(json.dumps(saved), encoding="utf-8")
     model.generation_config.eos_token_id = ends
     model.save_pretrained(folder)
     return folder
@@ -213,3 +220,18 @@ def _gemma(family: str, words: Any, text: dict[str, Any]) -> tuple[Any, Any]:
     # zeros in a new model, which would see nothing
     torch.nn.init.normal_(model.model.multi_modal_projector.mm_input_projection_weight)
     return model, images
+
+
+def _pixtral(family: str, words: Any, text: dict[str, Any]) -> tuple[Any, Any]:
+    import transformers as t
+
+    config = t.LlavaConfig(
+        vision_config=t.PixtralVisionConfig(**TOWER | {"image_size": 64}),
+        text_config=t.MistralConfig(**text, sliding_window=None),
+        image_token_id=words.convert_tokens_to_ids("[IMG]"),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    size = {"height": 8, "width": 8}
+    images = t.PixtralImageProcessorPil(size={"longest_edge": 64}, patch_size=size)
+    return t.LlavaForConditionalGeneration(config), images

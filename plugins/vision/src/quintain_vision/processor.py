@@ -182,6 +182,8 @@ def _bare(kind: type, **attributes: Any) -> Any:
 def _llava(config: Mapping[str, Any], saved: Mapping[str, Any], images: Any) -> FamilyProcessor:
     from transformers import LlavaNextProcessor, LlavaProcessor
 
+    if config["vision_config"].get("model_type") == "pixtral":
+        return _pixtral(saved)
     after = config["model_type"] == "llava_next"
     strategy = config.get("vision_feature_select_strategy", "default")
     token = str(saved.get("image_token", "<image>"))
@@ -197,6 +199,32 @@ def _llava(config: Mapping[str, Any], saved: Mapping[str, Any], images: Any) -> 
     return FamilyProcessor(
         processor=processor, token=token, options={"do_pad": True} if after else {}
     )
+
+
+def _pixtral(saved: Mapping[str, Any]) -> FamilyProcessor:
+    size = saved.get("patch_size", 16) * saved.get("spatial_merge_size", 1)
+    token = str(saved.get("image_token", "[IMG]"))
+    row = str(saved.get("image_break_token", "[IMG_BREAK]"))
+    end = str(saved.get("image_end_token", "[IMG_END]"))
+    processor = PixtralText(size, token, row, end)
+    return FamilyProcessor(processor=processor, token=token, options={"patch_size": size})
+
+
+class PixtralText:
+    """Writes what ``PixtralProcessor`` writes, whose module needs torchvision.
+
+    Args:
+        size: pixels of the side of a token.
+        token, row, end: texts of a token, of the end of a row and of that of the picture.
+    """
+
+    def __init__(self, size: int, token: str, row: str, end: str) -> None:
+        self._size, self._token, self._row, self._end = size, token, row, end
+
+    def replace_image_token(self, made: Mapping[str, Any], index: int) -> str:
+        """Return the text of picture *index* of *made*, what the image processor returned."""
+        height, width = (int(side) // self._size for side in made["image_sizes"][index])
+        return self._row.join([self._token * width] * height) + self._end
 
 
 def _idefics3(config: Mapping[str, Any], saved: Mapping[str, Any], images: Any) -> FamilyProcessor:

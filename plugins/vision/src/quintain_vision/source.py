@@ -50,11 +50,7 @@ class PictureModel(ModelSource):
         """Return how to read the model *name*, a folder or one of the hub, with *config*; ``None`` for
         a family that is not known.
         """
-        tower = config["vision_config"] or {}
-        # Pixtral is a LLaVA by its class, but writes a break after each row of a picture.
-        if config.get("model_type") not in FAMILIES or tower.get("model_type") == "pixtral":
-            return None
-        return PictureFamily(name, config)
+        return PictureFamily(name, config) if config.get("model_type") in FAMILIES else None
 
 
 class PictureFamily:
