@@ -359,12 +359,12 @@ def test_a_round_is_refused_when_the_reward_of_the_guard_falls(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rewards = iter([0.9, 0.8])
+    rewards = iter([[0.9, 0.9], [0.8, 0.8]])
 
-    async def measured(*args: Any) -> float:
+    async def measured(*args: Any) -> list[float]:
         return next(rewards)
 
-    monkeypatch.setattr("quintain_offline.traffic.guard.RewardGuard.reward", measured)
+    monkeypatch.setattr("quintain_offline.traffic.guard.RewardGuard.rewards", measured)
     write(tmp_path, "responses.jsonl", [response(n) for n in range(4)])
     ratings = [rating(n, time.time(), score=n / 3) for n in range(4)]
     write(tmp_path, "feedback.jsonl", ratings)
@@ -375,6 +375,52 @@ def test_a_round_is_refused_when_the_reward_of_the_guard_falls(
     assert told["serve"] == 0
     assert not (tmp_path / "models" / "version-1").exists()
     assert served_version(tmp_path) == (0, str(folder))
+
+
+FAILING = """
+from quintain import Environment, Task, reward
+from quintain.errors import EnvironmentFault
+
+models = []
+
+
+@reward
+def score(rollout):
+    return float(rollout.task.answer == "easy")
+
+
+class Failing(Environment):
+    reward = score
+
+    def __init__(self):
+        models.append(self)
+
+    def tasks(self, split):
+        for kind in ("easy", "hard", "hard"):
+            yield Task(prompt="?", answer=kind)
+
+    async def rollout(self, task, agent):
+        if len(models) % 2 == 0 and task.answer == "easy":  # under the new weights alone
+            raise EnvironmentFault("a service is away")
+        agent.user(task.prompt)
+        await agent.turn()
+"""
+
+
+def test_the_guard_compares_the_tasks_that_have_a_reward_on_both_sides(
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The easy task fails under the new weights, which are no worse on the others."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    write(tmp_path, "responses.jsonl", [response(n) for n in range(4)])
+    ratings = [rating(n, time.time(), score=n / 3) for n in range(4)]
+    write(tmp_path, "feedback.jsonl", ratings)
+    words = ["traffic", str(tmp_path), "--model", str(folder), "--least", "4", "--json"]
+    guard = ["--guard", f"{tmp_path / 'failing.py'}:Failing", "--max-tokens", "2"]
+    assert main([*words, *guard]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["reward_before"], told["reward_after"], told["guard_tasks"]) == (0.0, 0.0, 2)
+    assert told["decision"] == "accepted"
 
 
 @pytest.mark.usefixtures("plugins")

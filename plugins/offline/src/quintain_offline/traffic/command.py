@@ -257,11 +257,12 @@ def _measured(
 ) -> dict[str, float]:
     if guard is None:
         return {}
-    rewards = {}
-    for name, one in (("reward_before", served), ("reward_after", new)):
+    rewards = []
+    for one in (served, new):
         screen.phase(f"guard {guard.spec.name}: version {one.version}", guard.tasks)
-        rewards[name] = asyncio.run(guard.reward(one.model, screen.advance))
-    return rewards
+        rewards.append(asyncio.run(guard.rewards(one.model, screen.advance)))
+    before, after, tasks = guard.means(*rewards)
+    return {"reward_before": before, "reward_after": after, "guard_tasks": tasks}
 
 
 def _show(told: dict[str, Any], as_json: bool) -> None:
@@ -288,6 +289,7 @@ def _show(told: dict[str, Any], as_json: bool) -> None:
                 f"and {told['edited']} edited answers"
             )
             if "reward_after" in told:
-                click.echo(f"guard: {told['reward_before']:.4g} -> {told['reward_after']:.4g}")
+                change = f"{told['reward_before']:.4g} -> {told['reward_after']:.4g}"
+                click.echo(f"guard: {change} on {told['guard_tasks']} tasks")
             stays = "" if told["decision"] == "accepted" else f"; version {told['serve']} stays"
             click.echo(f"{told['decision']}{stays}")
