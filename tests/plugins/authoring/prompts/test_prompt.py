@@ -60,6 +60,34 @@ class Told(Shout):
         return [Task(prompt=[Message("system", "Mine."), Message("user", "?")])]
 
 
+class Described(Shout):
+    """What its tool does stands in an argument, and so does a rubric that every prompt has."""
+
+    tool: str = "A tool."
+    rubric: str = "Be right."
+
+    async def rollout(self, task: Task, agent: Any) -> None:
+        agent.user(f"{task.prompt}\n{self.rubric}\n{self.tool}")
+        await agent.turn()
+
+
+class Reads(ScriptedEngine):
+    """Shouts if the description of the tool says so and the rubric asks for it, whatever the system
+    message is; as the reflecting model it proposes what the text that it is shown lacks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(replies=self._answered)
+
+    def _answered(self, messages: Sequence[Message], rng: Random) -> str:
+        text = messages[-1].content
+        if text.startswith(REFLECTION):
+            PROMPTS.append(text)
+            return "```\nIt shouts.\n```" if "A tool." in text[:200] else "```\nBe loud.\n```"
+        HELD_OUT.append(messages[0].content)
+        return "YES" if "It shouts." in text and "Be " in text else "yes"
+
+
 class Obedient(ScriptedEngine):
     """Shouts if the system message says so; as the reflecting model it proposes a bad message, then
     the good one.
@@ -86,7 +114,9 @@ def plugins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Registr
     with isolated(keep=["quintain", "quintain-authoring", "quintain-engines"]) as registry:
         registry.add("environment", "shout", Shout)
         registry.add("environment", "told", Told)
+        registry.add("environment", "described", Described)
         registry.add("engine", "obedient", Obedient)
+        registry.add("engine", "reads", Reads)
         yield registry
 
 
@@ -104,14 +134,40 @@ def test_the_better_message_is_found(capsys: pytest.CaptureFixture[str]) -> None
     status, out, err = prompted(capsys, "shout", "--json")
     found = json.loads(out)
     assert status == 0, err
-    assert found["first"] == "Answer."
+    assert found["first"] == {"system": "Answer."}
     assert found["first_score"] == 0
-    assert found["system"] == "Shout."
+    assert found["texts"] == {"system": "Shout."}
     assert found["score"] == 1
-    assert Path(found["file"]).read_text() == "Shout."
+    assert Path(found["files"]["system"]).read_text() == "Shout."
     assert found["candidates"] == 2, "the bad proposal was not measured on held-out tasks"
     assert "Score 0." in PROMPTS[0]
     assert "yes" in PROMPTS[0]
+
+
+@pytest.mark.usefixtures("plugins")
+def test_arguments_are_optimised_where_they_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The system message stays as it is, and the first texts are the arguments that were given."""
+    words = ("described", "--engine", "reads", "--text", "tool", "--text", "rubric")
+    given = ("--system", "Mine.", "--arg", "rubric=Be kind.")
+    status, out, err = prompted(capsys, *words, *given, "--json")
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["first"] == {"tool": "A tool.", "rubric": "Be kind."}
+    assert (found["first_score"], found["score"]) == (0, 1)
+    assert found["texts"] == {"tool": "It shouts.", "rubric": "Be kind."}
+    assert {name: Path(file).read_text() for name, file in found["files"].items()} == found["texts"]
+    assert set(HELD_OUT) == {"Mine."}
+    status, out, err = prompted(capsys, *words, *given)  # resumed, and over
+    assert status == 0, err
+    assert '--arg tool="$(cat prompts/described/tool.txt)"' in out
+    assert '--set environments.0.args.tool="$(cat prompts/described/tool.txt)"' in out
+
+
+@pytest.mark.usefixtures("plugins")
+def test_a_name_that_is_no_text_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = prompted(capsys, "described", "--text", "limits")
+    assert status != 0
+    assert "known: system, broken, tool, rubric" in err
 
 
 @pytest.mark.usefixtures("plugins")
@@ -124,7 +180,7 @@ def test_a_search_is_resumed_without_a_second_measurement(
     again = json.loads(out)
     assert status == 0, err
     assert first["rollouts"] < again["rollouts"]
-    assert again["system"] == "Shout."
+    assert again["texts"] == {"system": "Shout."}
     assert HELD_OUT.count("Answer.") == 4, "one measurement of four tasks"
 
 
@@ -167,7 +223,12 @@ def evaluated(broken: str, tasks: Sequence[int], place: Path) -> Any:
     async def main() -> Any:
         loop = Looped(asyncio.get_running_loop())
         adapter = EnvironmentAdapter(
-            environment, engine, first="Answer.", settings={}, wait=loop, memory=place / FIRST
+            environment,
+            engine,
+            first={SYSTEM: "Answer."},
+            settings={},
+            wait=loop,
+            memory=place / FIRST,
         )
         batch = [Task(prompt=f"train {n}", id=f"train-{n}") for n in tasks]
         result = await asyncio.to_thread(adapter.evaluate, batch, {SYSTEM: "Any."}, True)
@@ -233,7 +294,7 @@ def adapted(
     return EnvironmentAdapter(
         environment,
         engine,
-        first="Answer.",
+        first={SYSTEM: "Answer."},
         settings={},
         wait=loop,
         memory=search.folder / FIRST,
@@ -251,7 +312,7 @@ def test_a_stopped_search_goes_on(tmp_path: Path) -> None:
         adapter = adapted(environment, engine, search, loop)
         reflecting = Reflecting(engine, Sampling(max_tokens=64), 0, loop)
         async with engine:
-            task = asyncio.create_task(search.run(adapter, "Answer.", reflecting))
+            task = asyncio.create_task(search.run(adapter, reflecting))
             if stop:
                 await asyncio.wait([task], timeout=0.5)
                 assert not task.done()
@@ -260,7 +321,7 @@ def test_a_stopped_search_goes_on(tmp_path: Path) -> None:
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(run(Obedient(delay=1e6), stop=True))
-    assert asyncio.run(run(Obedient(), stop=False)).system == "Shout."
+    assert asyncio.run(run(Obedient(), stop=False)).texts == {SYSTEM: "Shout."}
 
 
 def test_a_reflecting_model_that_fails_ends_the_search(tmp_path: Path) -> None:
@@ -282,7 +343,7 @@ def test_a_reflecting_model_that_fails_ends_the_search(tmp_path: Path) -> None:
         async with engine:
             reflecting = Reflecting(engine, Sampling(max_tokens=64), 0, loop)
             try:
-                await search.run(adapter, "Answer.", reflecting)
+                await search.run(adapter, reflecting)
             finally:
                 asked.append(next(reflecting._calls))
 
@@ -318,7 +379,7 @@ def test_a_server_reflects(
         ended.set()
         thread.join()
     assert status == 0, out + err
-    assert json.loads(out)["system"] == "Shout."
+    assert json.loads(out)["texts"] == {"system": "Shout."}
     assert not PROMPTS, "the policy was not asked to reflect"
 
 

@@ -1,4 +1,4 @@
-"""An environment as GEPA's adapter: candidates are system messages, scores are rewards."""
+"""An environment as GEPA's adapter: candidates are texts that the policy reads, scores are rewards."""
 
 from __future__ import annotations
 
@@ -17,29 +17,31 @@ from quintain.store import write_atomically
 from quintain.types import messages_of
 
 SYSTEM = "system"
-"""The component of a candidate that is optimised."""
+"""The component of a candidate that is the system message; others are arguments of the environment."""
 SHOWN = 1200
 """Characters of a prompt and of a reply that the reflecting model reads."""
 
 Candidate = Mapping[str, str]
+"""Texts by component: `SYSTEM`, or the name of an argument."""
 Await = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class EnvironmentAdapter:
-    """Plays tasks of *environment* with a candidate's system message, as `gepa.core.adapter`
-    demands (Agrawal et al. 2025, arXiv 2507.19457).
+    """Plays tasks of *environment* with a candidate's texts, as `gepa.core.adapter` demands
+    (Agrawal et al. 2025, arXiv 2507.19457).
 
     A rollout that failed through no doing of the policy has no score. GEPA needs a number for each
     task of a batch, and gets the mean of the others, which changes no mean. `PairedImprovement`
     leaves such a task out of a comparison, and no reflection reads it.
 
     Args:
-        first: the system message that the search begins with.
+        first: the texts that the search begins with.
         settings: further arguments of `quintain.evaluation.evaluate`.
         wait: runs a coroutine in the event loop of the engine, and returns its result. GEPA calls
             the adapter from another thread.
         memory: file of the first evaluation. GEPA asks for it again when it resumes a search, and
             then gets what the file has.
+        with_arguments: makes the environment with other texts of its arguments.
 
     Attributes:
         failures: why rollouts have no score, and how many.
@@ -53,12 +55,14 @@ class EnvironmentAdapter:
         environment: Environment[Any, Any],
         engine: Engine,
         *,
-        first: str,
+        first: Candidate,
         settings: Mapping[str, Any],
         wait: Await,
         memory: Path,
+        with_arguments: Callable[[Mapping[str, str]], Environment[Any, Any]] | None = None,
     ) -> None:
-        self._environment, self._engine, self._first = environment, engine, first
+        self._environment, self._engine, self.first = environment, engine, dict(first)
+        self._with_arguments = with_arguments
         self._settings, self._wait, self._memory = settings, wait, memory
         self._evaluations = 0
         self.failures: Counter[str] = Counter()
@@ -73,21 +77,19 @@ class EnvironmentAdapter:
         """
         from gepa.core.adapter import EvaluationBatch
 
-        system = candidate[SYSTEM]
-        if not system.strip() and system != self._first:
-            # An empty proposal: it would play with the message of the environment.
+        if any(not text.strip() and text != self.first[name] for name, text in candidate.items()):
+            # An empty proposal: a message would be that of the environment.
             empty = [{"score": None, "feedback": "the proposal is empty"} for _ in batch]
             return EvaluationBatch(
                 outputs=empty, scores=[0.0] * len(batch), trajectories=empty, num_metric_calls=0
             )
         self._evaluations += 1
-        records = self._records(batch, system, first=self._evaluations == 1)
+        records = self._records(batch, candidate, first=self._evaluations == 1)
         scores = [r["score"] for r in records if r["score"] is not None]
         if not scores:
             reason = next(iter(self.failures), "")
             raise InfrastructureError(
-                f"all {len(records)} rollouts failed, so that a system message has no score: "
-                f"{reason}"
+                f"all {len(records)} rollouts failed, so that a candidate has no score: {reason}"
             )
         mean = fmean(scores)
         return EvaluationBatch(
@@ -96,13 +98,23 @@ class EnvironmentAdapter:
             trajectories=records if capture_traces else None,
         )
 
-    def _records(self, batch: list[Task], system: str, *, first: bool) -> list[dict[str, Any]]:
+    def _records(
+        self, batch: list[Task], candidate: Candidate, *, first: bool
+    ) -> list[dict[str, Any]]:
         """Return the records of one rollout for each task of *batch*."""
         if first and self._memory.is_file():
             remembered: list[dict[str, Any]] = json.loads(self._memory.read_text("utf-8"))
             return remembered
+        arguments = dict(candidate)
+        settings = dict(self._settings)
+        if SYSTEM in arguments:
+            settings["system"] = arguments.pop(SYSTEM)
+        environment = self._environment
+        if arguments:
+            assert self._with_arguments is not None, "an argument is optimised"
+            environment = self._with_arguments(arguments)
         played: Evaluation = self._wait(
-            evaluate(self._environment, self._engine, tasks=batch, system=system, **self._settings)
+            evaluate(environment, self._engine, tasks=batch, **settings)
         )
         self.failures.update(played.reasons)
         records = [record_of(rollout) for rollout in played.rollouts]

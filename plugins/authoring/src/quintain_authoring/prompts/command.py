@@ -1,4 +1,4 @@
-"""``quintain prompt``: optimise the system message of an environment with GEPA."""
+"""``quintain prompt``: optimise the system message and other texts of an environment with GEPA."""
 
 from __future__ import annotations
 
@@ -88,6 +88,15 @@ The result is a file, which both take:
     help="First system message (default: that of the environment or the run).",
 )
 @click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    default=("system",),
+    show_default=True,
+    metavar="NAME",
+    help="What is optimised: system, or a text argument of the environment. May be repeated.",
+)
+@click.option(
     "--temperature",
     "-t",
     type=click.FloatRange(0, 2),
@@ -117,7 +126,8 @@ def prompt(
 
     A language model reads rollouts with their rewards and reasons, and proposes a message. One that
     is better on a few tasks of train is measured on tasks of dev. The best one is written to
-    FOLDER/system.txt. The tasks of test are not looked at.
+    FOLDER/system.txt. The tasks of test are not looked at. With --text NAME it is the argument NAME
+    of ENVIRONMENT that changes, as a rubric or the description of a tool.
 
     Needs `pip install 'quintain-authoring[gepa]'`. The same command resumes a search that was
     stopped; a larger --budget continues one that has ended.
@@ -159,6 +169,33 @@ def _first(spec: EnvironmentSpec, options: dict[str, Any]) -> str:
     return spec.component.system if options["system"] is None else options["system"]
 
 
+def _texts(spec: EnvironmentSpec, options: dict[str, Any]) -> dict[str, str]:
+    """Return the texts that the search begins with, by component.
+
+    Raises:
+        UsageError: a name is no text argument of the environment.
+    """
+    from quintain.registry import signature_of
+
+    from .adapter import SYSTEM
+
+    fields = {f.name: f for f in signature_of(spec.component).fields if f.type is str}
+    found = {}
+    for name in dict.fromkeys(options["texts"]):
+        if name == SYSTEM:
+            found[name] = _first(spec, options)
+        elif name in fields:
+            first = spec.args.get(name, fields[name].default)
+            found[name] = first if isinstance(first, str) else ""
+        else:
+            known = ", ".join([SYSTEM, *fields])
+            raise UsageError(
+                f"--text {name}: environment {spec.name!r} has no text argument of this name; "
+                f"known: {known}"
+            )
+    return found
+
+
 def _planned(spec: EnvironmentSpec, folder: Path, options: dict[str, Any]) -> str:
     """Return in words what a search would do."""
     return (
@@ -168,8 +205,12 @@ def _planned(spec: EnvironmentSpec, folder: Path, options: dict[str, Any]) -> st
         f"{2 * options['minibatch']} for each proposal and {options['held_out']} more for one that "
         f"is better\n"
         f"reflecting model: {options['reflect_model'] or options['model'] or 'of the engine'}\n"
-        f"folder {folder}\nfirst system message: {_first(spec, options)!r}"
-    )
+        f"folder {folder}\n"
+    ) + "\n".join(f"first {_named(name)}: {text!r}" for name, text in _texts(spec, options).items())
+
+
+def _named(name: str) -> str:
+    return "system message" if name == "system" else name
 
 
 def _engines(environment: str, options: dict[str, Any]) -> tuple[Engine, Engine | None]:
@@ -199,11 +240,13 @@ async def _searched(
     options: dict[str, Any],
     screen: Screen,
 ) -> PromptReport:
+    from dataclasses import replace
+
     from quintain import Sampling
     from quintain.evaluation import tasks_of
     from quintain.services import BY_OPTION, started_services
 
-    from .adapter import EnvironmentAdapter, check_tasks
+    from .adapter import SYSTEM, EnvironmentAdapter, check_tasks
     from .search import FIRST, Looped, PromptSearch, Reflecting
 
     policy, other = engines
@@ -217,8 +260,9 @@ async def _searched(
             tasks_of(environment, split, options[count], name=spec.name)
             for split, count in (("train", "tasks"), ("dev", "held_out"))
         )
-        check_tasks([*train, *held_out])
-        first = _first(spec, options)
+        first, system = _texts(spec, options), _first(spec, options)
+        if SYSTEM in first:
+            check_tasks([*train, *held_out])
         search = PromptSearch(
             folder=folder,
             train=train,
@@ -226,7 +270,7 @@ async def _searched(
             budget=options["budget"],
             minibatch=options["minibatch"],
             seed=options["seed"],
-            settings=_settings(spec, first, options),
+            settings=_settings(spec, system, first, options),
         )
         search.check()
         for engine in filter(None, engines):
@@ -243,9 +287,11 @@ async def _searched(
                 "name": spec.name,
                 "services": services,
                 "progress": screen.advance,
+                "system": system,
             },
             wait=loop,
             memory=folder / FIRST,
+            with_arguments=lambda texts: replace(spec, args={**spec.args, **texts}).make(services),
         )
         reflect = Reflecting(
             other or policy,
@@ -254,14 +300,16 @@ async def _searched(
             loop,
         )
         screen.phase(f"{spec.name}: rollouts of the search", options["budget"])
-        return await search.run(adapter, first, reflect)
+        return await search.run(adapter, reflect)
 
 
-def _settings(spec: EnvironmentSpec, first: str, options: dict[str, Any]) -> dict[str, Any]:
+def _settings(
+    spec: EnvironmentSpec, system: str, first: dict[str, str], options: dict[str, Any]
+) -> dict[str, Any]:
     """Return what a search must keep when it is resumed."""
     names = "model engine tasks held_out temperature max_tokens reward seed".split()
     args = {name: str(value) for name, value in spec.args.items()}
-    return {"environment": spec.name, "args": args, "first": first} | {
+    return {"environment": spec.name, "args": args, "first": system, "texts": first} | {
         name: options[name] for name in names
     }
 
@@ -269,21 +317,26 @@ def _settings(spec: EnvironmentSpec, first: str, options: dict[str, Any]) -> dic
 def _show(found: PromptReport, folder: Path, environment: str, model: str, as_json: bool) -> None:
     from .search import RESULT
 
-    place = folder / RESULT
+    files = {name: str(folder / RESULT.format(name=name)) for name in found.texts}
     if as_json:
-        click.echo(json.dumps(asdict(found) | {"file": str(place)}))
+        click.echo(json.dumps(asdict(found) | {"files": files}))
         return
     click.echo(
         f"held out: {found.first_score:.4g} -> {found.score:.4g} in {found.rollouts} rollouts, "
-        f"{found.candidates} messages measured"
+        f"{found.candidates} candidates measured"
     )
-    if found.system == found.first:
-        click.echo("no message was better than the first one")
-    click.echo(printable(found.system))
+    if found.texts == found.first:
+        click.echo("nothing was better than the first texts")
+    for name, text in found.texts.items():
+        click.echo(printable(text))
+        click.echo(f"{_named(name)}: {files[name]}")
     for reason, number in found.failures.items():
         click.echo(printable(f"failed, without a score: {number} x {reason}"), err=True)
-    click.echo(f"system message: {place}")
     named = f" --model {shlex.quote(model)}" if model else ""
-    file = f'"$(cat {shlex.quote(str(place))})"'
-    click.echo(f"next: quintain eval {environment}{named} --system {file}")
-    click.echo(f"  or: quintain train {environment}{named} --set environments.0.system={file}")
+    read = {name: f'"$(cat {shlex.quote(file)})"' for name, file in files.items()}
+    for_eval = {n: "--system " if n == "system" else f"--arg {n}=" for n in read}
+    for_train = {n: "system=" if n == "system" else f"args.{n}=" for n in read}
+    eval_words = " ".join(f"{for_eval[n]}{text}" for n, text in read.items())
+    train_words = " ".join(f"--set environments.0.{for_train[n]}{text}" for n, text in read.items())
+    click.echo(f"next: quintain eval {environment}{named} {eval_words}")
+    click.echo(f"  or: quintain train {environment}{named} {train_words}")

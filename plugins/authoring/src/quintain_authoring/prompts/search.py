@@ -1,4 +1,4 @@
-"""The search for a system message: GEPA in a thread, rollouts in the event loop."""
+"""The search for better texts: GEPA in a thread, rollouts in the event loop."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from quintain.errors import UsageError
 from quintain.store import write_atomically
 from quintain.types import derived_seed
 
-from .adapter import SYSTEM, EnvironmentAdapter, PairedImprovement, written
+from .adapter import EnvironmentAdapter, PairedImprovement, written
 
-SETTINGS, FIRST, RESULT, LOG = "settings.json", "first.json", "system.txt", "gepa.log"
+SETTINGS, FIRST, LOG = "settings.json", "first.json", "gepa.log"
+RESULT = "{name}.txt"
+"""File of the best text of a component."""
 STATE = "gepa_state.bin"
 """GEPA's own file, from which it resumes."""
 STOP_SECONDS = 5.0
@@ -31,15 +33,15 @@ class PromptReport:
     """What a search found.
 
     Attributes:
-        system, first: the best system message, and the one that the search began with.
+        texts, first: the best texts by component, and those that the search began with.
         score, first_score: their mean rewards on the held-out tasks.
-        candidates: number of messages that were measured on the held-out tasks.
+        candidates: number of candidates that were measured on the held-out tasks.
         rollouts: spent by now, as GEPA counts them.
         failures: why rollouts of this call have no score, and how many.
     """
 
-    system: str
-    first: str
+    texts: Mapping[str, str]
+    first: Mapping[str, str]
     score: float
     first_score: float
     candidates: int
@@ -49,12 +51,12 @@ class PromptReport:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSearch:
-    """A search for a better system message.
+    """A search for better texts.
 
     Attributes:
         folder: state, log and result; one that has a state is resumed.
-        train, held_out: the tasks that reflections read, and those that decide which message is the
-            best.
+        train, held_out: the tasks that reflections read, and those that decide which candidate is
+            the best.
         budget: rollouts. GEPA ends after the iteration that reaches it.
         minibatch: tasks of a reflection.
         settings: what must be the same when it is resumed, as plain data.
@@ -91,9 +93,7 @@ class PromptSearch:
                 )
         return (self.folder / STATE).is_file()
 
-    async def run(
-        self, adapter: EnvironmentAdapter, first: str, reflect: Reflecting
-    ) -> PromptReport:
+    async def run(self, adapter: EnvironmentAdapter, reflect: Reflecting) -> PromptReport:
         """PromptSearch until the budget is spent; a cancelled search can be resumed.
 
         Raises:
@@ -107,9 +107,7 @@ class PromptSearch:
             self.folder / SETTINGS, json.dumps(self.settings, indent=2).encode() + b"\n"
         )
         stop = threading.Event()
-        ended = asyncio.ensure_future(
-            asyncio.to_thread(self._optimise, adapter, first, reflect, stop)
-        )
+        ended = asyncio.ensure_future(asyncio.to_thread(self._optimise, adapter, reflect, stop))
         try:
             result = await asyncio.shield(ended)
         except asyncio.CancelledError:
@@ -117,11 +115,12 @@ class PromptSearch:
             reflect.loop.cancel()  # what the thread waits for
             await asyncio.wait([ended], timeout=STOP_SECONDS)
             raise
-        best = result.best_candidate[SYSTEM]
-        write_atomically(self.folder / RESULT, best.encode("utf-8"))
+        best: dict[str, str] = result.best_candidate
+        for name, text in best.items():
+            write_atomically(self.folder / RESULT.format(name=name), text.encode("utf-8"))
         return PromptReport(
-            system=best,
-            first=first,
+            texts=best,
+            first=adapter.first,
             score=result.val_aggregate_scores[result.best_idx],
             first_score=result.val_aggregate_scores[0],
             candidates=result.num_candidates,
@@ -130,13 +129,13 @@ class PromptSearch:
         )
 
     def _optimise(
-        self, adapter: EnvironmentAdapter, first: str, reflect: Reflecting, stop: threading.Event
+        self, adapter: EnvironmentAdapter, reflect: Reflecting, stop: threading.Event
     ) -> Any:
         import gepa
 
         with open(self.folder / LOG, "a", encoding="utf-8") as log:
             result = gepa.optimize(
-                seed_candidate={SYSTEM: first},
+                seed_candidate=adapter.first,
                 trainset=[*self.train],
                 valset=[*self.held_out],
                 adapter=adapter,
