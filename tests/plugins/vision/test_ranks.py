@@ -57,7 +57,7 @@ def gradients_of(learner: Learner) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["replicated", "sharded"])
+@pytest.mark.parametrize("sharding", ["replicated", "sharded", "hybrid"])
 @pytest.mark.parametrize("trains", ["full", "lora"])
 @pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
 def test_two_ranks_make_the_update_of_one_process(
