@@ -262,7 +262,7 @@ class HFTokenizer:
             UsageError: it holds a picture of another role, which a model of text cannot see.
         """
         # A policy may have a tool write anything, which must not end the run.
-        if message.role not in ("assistant", "tool") and f"{PICTURE}image " in message.content:
+        if message.role not in ("assistant", "tool") and _LABELS.search(message.content):
             raise UsageError(
                 f"a message of the {message.role} holds a picture, but {self.name} is the tokenizer "
                 "of a model of text; name a vision-language model of a family in docs/pictures.md"

@@ -322,7 +322,7 @@ def _read(
     Raises:
         UsageError: as `_loaded`.
     """
-    oddities, answers, columns = Oddities(), Answers(), RoleColumns(prompt="")
+    oddities, answers, columns = Oddities(), AnswerCounts(), RoleColumns(prompt="")
     roles = dict(zip(("prompt", "answer", "split", "system", "image"), wanted, strict=True))
     without_answer: list[tuple[Record, UsageError]] = []
     some: set[str] = set()  # files with an answer
@@ -494,7 +494,7 @@ def _remarks(splits: Mapping[str, Sequence[int]], rows: RowFile, cut: Sequence[s
     return remarks
 
 
-class Answers:
+class AnswerCounts:
     """The answers of the rows, as hashes, and the text of the first different ones."""
 
     def __init__(self) -> None:
