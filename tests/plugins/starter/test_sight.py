@@ -113,7 +113,7 @@ def test_a_dry_run_grows_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.ci
 def test_it_answers_from_the_picture(tmp_path: Path) -> None:
-    sight.grow(tmp_path / "model", 0, lambda line: None)
+    sight.grow(tmp_path / "model", 0, lambda line: None, updates=100)
     loaded = load_model(tmp_path / "model")
 
     async def accuracy(environment: Any) -> float:
@@ -128,8 +128,8 @@ def test_it_answers_from_the_picture(tmp_path: Path) -> None:
         assert measured.accuracy is not None
         return measured.accuracy.value
 
-    assert asyncio.run(accuracy(Counting())) > 0.35
-    assert asyncio.run(accuracy(Counting(blind=True))) < 0.28
+    assert asyncio.run(accuracy(Counting())) > 0.26
+    assert asyncio.run(accuracy(Counting(blind=True))) < 0.25
 
 
 def test_pictures_of_other_sizes_become_as_many_tokens(folder: Path) -> None:

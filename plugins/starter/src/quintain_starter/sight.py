@@ -3,8 +3,7 @@
 It has the shape of LLaVA: a vision tower of SigLIP's kind, a projector, and a language model of
 Qwen3's kind. Patches are as large as the places of `quintain_env_pictures.shapes`. Growing has two
 parts. First the tower learns alone which shape is in each patch, as a classifier whose head is
-thrown away: 16 labels a picture instead of one. Then all of the model learns to answer. Without the
-first part the answers stay at chance for the updates that are made here.
+thrown away: 16 labels a picture instead of one. Then all of the model learns to answer.
 
 ::
 
@@ -45,10 +44,10 @@ SIDE, PATCH = 64, 16
 PATCHES = (SIDE // PATCH) ** 2
 HIDDEN, TOWER_LAYERS, LAYERS = 96, 2, 2
 CONTEXT = 1024
-TOWER_UPDATES, UPDATES, BATCH, RATE = 100, 200, 64, 1e-3
+TOWER_UPDATES, UPDATES, BATCH, RATE = 100, 400, 64, 1e-3
 """Updates of both parts, examples of each, and the learning rate of AdamW."""
 PLACEHOLDER = "<image>"
-GROWN_FIRST = "the model sight is grown first, once: one to five minutes on a CPU"
+GROWN_FIRST = "the model sight is grown first, once: minutes on a CPU"
 WORDS = """
 user assistant system Answer with a number How Click Walk Where Say is are there the many long lines line bar bars
 reach squares square circle circles triangle triangles area angle degrees has does red green blue yellow purple orange
@@ -283,7 +282,8 @@ def teach_tower(
         ).pooler_output
         scores = head(torch.stack([*found])).flatten(0, 1)
         targets = torch.tensor(labels).flatten()
-        _update(optimizer, cross_entropy(scores, targets), update, updates)
+        # down over the last quarter
+        _update(optimizer, cross_entropy(scores, targets), update, 4 * (updates - update) / updates)
         right = float((scores.argmax(-1) == targets).float().mean())
         if (update + 1) % 50 == 0:
             say(f"tower {update + 1}/{updates}: {right:.1%} of patches right")
@@ -321,7 +321,7 @@ def teach_answers(
             input_ids=ids, attention_mask=mask, pixel_values=_pixels(pixels, images)
         ).logits[:, :-1]
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-        _update(optimizer, loss, update, updates)
+        _update(optimizer, loss, update)
         losses.append(float(loss.detach()))
         if (update + 1) % 50 == 0:
             say(f"answers {update + 1}/{updates}: loss {sum(losses[-50:]) / 50:.3f}")
@@ -363,10 +363,12 @@ def _optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
 
 
-def _update(optimizer: torch.optim.Optimizer, loss: Tensor, update: int, updates: int) -> None:
-    """Make one update: the rate rises over 20 and falls over the last quarter."""
+def _update(optimizer: torch.optim.Optimizer, loss: Tensor, update: int, left: float = 1) -> None:
+    """Make one update: the rate rises over 20 updates, and *left*, a share of it below 1, lowers
+    it.
+    """
     group = optimizer.param_groups[0]
-    group["lr"] = RATE * min(1.0, (update + 1) / 20, 4 * (updates - update) / updates)
+    group["lr"] = RATE * min(1.0, (update + 1) / 20, left)
     optimizer.zero_grad()
     loss.backward()
     nn.utils.clip_grad_norm_(group["params"], 1.0)
