@@ -1,5 +1,6 @@
-"""Adapters of many tenants on one base: memory, time in turns against time alone, and time of samples
-that are decoded together against that of one request after the other.
+"""Adapters of many tenants on one base: memory, time in turns against time alone, time of samples
+that are decoded together against that of one request after the other, and of gradients that are
+computed in one pass against those of one pass each.
 
 python -m studies.benchmarks.tenants MODEL --counts 1,8,64 --tenants 8
 """
@@ -11,11 +12,13 @@ import gc
 import time
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 from quintain import Sampling
+from quintain.models import TokenSequence
 from quintain_gateway.tinker.adapters import Adapter, AdapterSpec
 from quintain_gateway.tinker.compute import Compute, SampleRequest
 from quintain_gateway.tinker.requests import Datum, ForwardBackward, TensorData
@@ -125,6 +128,61 @@ def sampling(compute: Compute, count: int, rank: int, rows: int, pairs: int) -> 
     )
 
 
+def gradients(compute: Compute, count: int, rank: int, lengths: list[int]) -> None:
+    """Print the CPU time of the passes of *count* tenants, each with texts of *lengths* tokens, one
+    after the other and as one pass, and how many of them have the same bits both ways. The server
+    computes them one after the other. Adapters of the output layer are left out.
+    """
+    spec = {"rank": rank, "unembedding": False}
+    adapters = [compute.bank.create(AdapterSpec(seed=i, **spec)) for i in range(count)]
+    for adapter in adapters:
+        update(compute, adapter, batch(16))  # so that both factors have gradients
+    texts = [
+        [
+            # with other lengths, those of each tenant are in another order
+            TokenSequence([100 + (7 * i + tenant) % 900 for i in range(n + 1)], range(1, n + 1))
+            for n in lengths[tenant % len(lengths) :] + lengths[: tenant % len(lengths)]
+        ]
+        for tenant in range(count)
+    ]
+
+    def passed(tenants: list[int]) -> list[Any]:
+        rows = [text for tenant in tenants for text in texts[tenant]]
+        hidden = compute._forward.hidden([[row] for row in rows]).split(sum(lengths))
+        sums = []
+        for tenant, part in zip(tenants, hidden, strict=True):
+            ids = torch.tensor([i for text in texts[tenant] for i in text.ids[1:]])
+            found = compute._statistics(part, compute.bank.head_weight(), ids)
+            sums.append(found.logp.sum())
+        torch.autograd.backward(torch.stack(sums).sum())
+        gradients = [[p.grad for p in adapters[tenant].parameters()] for tenant in tenants]
+        for tenant in tenants:
+            for parameter in adapters[tenant].parameters():
+                parameter.grad = None
+        return gradients
+
+    for _ in range(2):  # the first one is not measured
+        began, alone = time.process_time(), []
+        for tenant, adapter in enumerate(adapters):
+            compute.bank.use(adapter)
+            alone += passed([tenant])
+        middle, size = time.process_time(), sum(lengths)
+        blocks = [(slice(k * size, (k + 1) * size), a) for k, a in enumerate(adapters)]
+        compute.bank.use_by_rows(blocks)
+        together = passed([*range(count)])
+        ended = time.process_time()
+    same = sum(
+        all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+        for one, other in zip(alone, together, strict=True)
+    )
+    print(
+        f"{count} passes of texts of {lengths} tokens: one after the other {middle - began:.2f} s "
+        f"of CPU, as one {ended - middle:.2f} s, {(middle - began) / (ended - middle):.2f} times as "
+        f"fast; {same} of {count} have the same bits",
+        flush=True,
+    )
+
+
 def products(compute: Compute) -> None:
     """Print the CPU time of all products of a pass over the layers, by the number of rows."""
     spec = AdapterSpec(rank=1, seed=0, unembedding=False)
@@ -152,6 +210,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--samples", default="", help="samples of a request, as 1,2,4,8")
     parser.add_argument("--products", action="store_true", help="time of products, by rows")
+    parser.add_argument("--texts", default="", help="tokens of the texts of a pass, as 32 or 24,40")
     parser.add_argument("--pairs", type=int, default=3)
     chosen = parser.parse_args()
     compute = Compute(str(Path(chosen.model).expanduser()), slots=64)
@@ -162,6 +221,9 @@ def main() -> None:
         memory(compute, [int(count) for count in chosen.counts.split(",")], chosen.rank)
     for rows in filter(None, chosen.samples.split(",")):
         sampling(compute, chosen.tenants, chosen.rank, int(rows), chosen.pairs)
+    if chosen.texts:
+        lengths = [int(length) for length in chosen.texts.split(",")]
+        gradients(compute, chosen.tenants, chosen.rank, lengths)
     if chosen.tenants and chosen.steps:
         turns(compute, chosen.tenants, chosen.rank, chosen.steps, chosen.tokens)
 

@@ -22,7 +22,7 @@ MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 PACKAGES = ("tinker==0.38.0", "tinker-cookbook[math-rl]==0.6.1")
 RENDERERS = "tml-renderers"
 """Where no index has the version that the cookbook asks for, tests take the newest that there is: the
-cookbook imports it for models of its authors and for audio alone.
+cookbook imports it for pictures, audio and some formats of other models alone.
 """
 
 

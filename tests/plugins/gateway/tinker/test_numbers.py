@@ -81,6 +81,17 @@ def test_an_adapter_changes_the_parts_it_is_for_alone(compute: Compute, part: st
     assert {words[part] in name for name in adapter.factors} == {True}
 
 
+def test_an_update_makes_no_merged_copy_of_the_output_layer(
+    compute: Compute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the size of the layer, and so has its gradient."""
+    adapter = trained(compute)
+    monkeypatch.delattr(type(compute.bank), "head_weight")
+    compute.forward_backward(adapter, batch())
+    (gradients,) = ([p.grad for p in pair] for n, pair in adapter.factors.items() if "lm_head" in n)
+    assert all(float(gradient.abs().max()) > 0 for gradient in gradients)
+
+
 def test_the_gradient_is_that_of_the_plain_model_in_float64(
     compute: Compute, tmp_path: Path
 ) -> None:

@@ -234,12 +234,17 @@ class Bank:
         size: int = self.head.weight.element_size()
         return cells * size
 
+    @property
+    def head_factors(self) -> tuple[Tensor, Tensor] | None:
+        """The output layer's factors of the adapter in use, [R, D] and [V, R], if it has some."""
+        return self.head.factors if isinstance(self.head, AdaptedLinear) else None
+
     def head_weight(self) -> Tensor:
         """Return the output layer's weight [V, D] as the adapter in use changes it."""
-        if not isinstance(self.head, AdaptedLinear) or self.head.factors is None:
+        if self.head_factors is None:
             weight: Tensor = self.head.weight
             return weight
-        first, second = self.head.factors
+        first, second = self.head_factors
         return torch.addmm(self.head.weight, second, first, alpha=self.head.scale)
 
     def _wanted(self, name: str, spec: AdapterSpec) -> bool:

@@ -22,6 +22,7 @@ from quintain.types import derived_seed
 
 from ..errors import invalid, unsupported
 from .adapters import Adapter, Bank
+from .head import adapted_logps
 from .losses import check, loss_of
 from .requests import Datum, ForwardBackward, TensorData, ids_of, reading
 from .together import Together, rows_in_step
@@ -263,12 +264,9 @@ class Compute:
         outputs: list[dict[str, Any]] = []
         total = 0.0
         with torch.set_grad_enabled(not request.forward_only):
-            # The gradient of the product of the head's factors is taken once, for all passes.
-            head = self.bank.head_weight()
-            leaf = head.detach().requires_grad_(head.requires_grad)
             for data in _batches(request.data):
                 losses = []
-                logps = self._logps(data, leaf)
+                logps = self._logps(data)
                 for datum, logp in zip(data, logps, strict=True):
                     inputs = {
                         name: _as_tensor(tensor, logp)
@@ -283,11 +281,9 @@ class Compute:
                 total += float(summed.detach().double().sum())
                 if not request.forward_only and math.isfinite(total):
                     torch.autograd.backward(summed.sum())
-            if leaf.grad is not None:
-                torch.autograd.backward(head, leaf.grad)
         return outputs, total
 
-    def _logps(self, data: Sequence[Datum], weight: Tensor) -> list[Tensor]:
+    def _logps(self, data: Sequence[Datum]) -> list[Tensor]:
         """Return of each datum the log-probs of its target tokens, [N] or [N, K]."""
         rows = [TokenSequence([*d.ids, 0], range(1, len(d.ids) + 1)) for d in data]
         hidden = self._forward.hidden([[row] for row in rows])
@@ -295,11 +291,17 @@ class Compute:
         width = shapes[0][1] if len(shapes[0]) == 2 else 1
         cells = [cell for d in data for cell in d.inputs["target_tokens"].values]
         asked = torch.tensor(cells, device=hidden.device, dtype=torch.long).view(-1, width)
-        more = asked[:, 1:] if width > 1 else None
-        found = self._statistics(hidden, weight, asked[:, 0], asked_NK=more)
-        logp = found.logp[:, None]
-        if found.asked_logp is not None:
-            logp = torch.cat([logp, found.asked_logp], dim=1)
+        head = self.bank.head
+        factors = self.bank.head_factors
+        if factors is not None:
+            mapped = self._forward.logit_map
+            logp: Any = adapted_logps(hidden, head, factors, head.scale, asked, mapped)
+        else:
+            more = asked[:, 1:] if width > 1 else None
+            found = self._statistics(hidden, head.weight, asked[:, 0], asked_NK=more)
+            logp = found.logp[:, None]
+            if found.asked_logp is not None:
+                logp = torch.cat([logp, found.asked_logp], dim=1)
         parts = logp.split([shape[0] for shape in shapes])
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
