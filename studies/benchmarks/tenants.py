@@ -139,7 +139,7 @@ def gradients(compute: Compute, count: int, rank: int, lengths: list[int]) -> No
         update(compute, adapter, batch(16))  # so that both factors have gradients
     texts = [
         [
-            # with other lengths, those of each tenant are in another order
+            # tenants have them in another order
             TokenSequence([100 + (7 * i + tenant) % 900 for i in range(n + 1)], range(1, n + 1))
             for n in lengths[tenant % len(lengths) :] + lengths[: tenant % len(lengths)]
         ]
