@@ -28,12 +28,12 @@ from quintain_starter import sight
 from .common import ROOT, Line, Panel, Report, main
 
 RECIPE = "examples/pictures/counting.toml"
-STEPS, TASKS = 40, 200
+STEPS, TASKS = 60, 200
 LEAST_SEEDS = 1
 """Of a page: whole runs."""
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "pictures as in training": {},
-    "colours that were not trained": {"colours": ("purple", "orange")},
+    "colours that GRPO leaves out": {"colours": ("purple", "orange")},
     "smaller shapes": {"scale": (0.35, 0.5)},
     "without the picture": {"blind": True},
 }

@@ -192,3 +192,14 @@ def test_prompts_are_different_and_in_one_split() -> None:
 def test_settings_out_of_range_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="expected"):
         Drawing(**fields)
+
+
+def test_no_drawing_is_in_two_splits() -> None:
+    """Also not with its words in another order."""
+    wanted = {
+        split: {repr(sorted(task.wanted.items())) for task in Drawing().tasks(split)}
+        for split in ("train", "dev", "test")
+    }
+    assert not wanted["train"] & wanted["test"]
+    assert not wanted["train"] & wanted["dev"]
+    assert not wanted["dev"] & wanted["test"]

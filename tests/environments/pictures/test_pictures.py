@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from quintain.errors import UsageError
+from quintain.interfaces import SPLITS
 from quintain_authoring import EnvironmentSuite, run_episode
 from quintain_authoring.controls import ControlEngine
 from quintain_env_pictures import (
@@ -337,3 +338,23 @@ def test_colours_and_sizes_are_held_out_by_an_argument() -> None:
     image, _ = environment.draw(Random(0), 1)
     marked = {image.getpixel((x, y)) for x in range(64) for y in range(64)}
     assert marked <= {(255,) * 3, COLOURS["purple"], COLOURS["orange"]}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [Counting(), Geometry(measure="area"), PictureMaze(width=3), Bars()],
+    ids=["counting", "area", "maze", "bars"],
+)
+def test_no_task_is_in_two_splits(environment: Any) -> None:
+    ids = {split: {task.id for task in environment.tasks(split)} for split in SPLITS}
+
+    assert not ids["train"] & ids["test"]
+    assert not ids["train"] & ids["dev"]
+    assert not ids["dev"] & ids["test"]
+
+
+def test_a_number_of_any_length_is_a_wrong_answer() -> None:
+    """Python makes no integer of more than 4,300 digits."""
+    task = next(iter(Counting().tasks("test")))
+    for reply, right in (("1" * 5000, 0.0), (f"000{task.answer}", 1.0), ("\u0663", 0.0)):
+        assert score_of(run_episode(Counting(), task, reply)) == right

@@ -203,7 +203,9 @@ class Drawing(Environment[RequestTask, str]):
         left = self.train if split == "train" else self.held_out
         for wanted in requests:
             prompt = f"Draw {_words(wanted)} as SVG of {SIZE} by {SIZE}."
-            if left and sha256(prompt.encode()).digest()[0] % 10 in SHARES[split]:
+            # By what is drawn, so that its words in another order are in the same split.
+            things_wanted = repr(sorted(wanted.items())).encode()
+            if left and sha256(things_wanted).digest()[0] % 10 in SHARES[split]:
                 left -= 1
                 yield RequestTask(prompt=prompt, wanted=wanted)
 

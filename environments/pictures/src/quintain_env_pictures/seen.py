@@ -8,6 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import sha256
 from random import Random
 from typing import Protocol, TypeVar
 
@@ -37,6 +38,10 @@ COLOURS = {
 COMMON = ("red", "green", "blue", "yellow")
 """The colours unless others are named, so that two are left to measure with."""
 
+TRIES = 60
+"""Pictures that are drawn for a task at most, since those of other splits, and equal
+ones, are left out."""
+
 T = TypeVar("T", bound=Task)
 R = TypeVar("R")
 T_co = TypeVar("T_co", bound=Task, covariant=True)
@@ -56,8 +61,9 @@ class PictureTask(Task):
 @reward
 def right_number(rollout: Rollout[PictureTask, None]) -> float:
     """Return 1 if the last number of the reply is the answer, else 0."""
-    numbers = re.findall(r"\d+", rollout.reply)
-    return float(bool(numbers) and int(numbers[-1]) == int(rollout.task.answer))
+    numbers = re.findall(r"[0-9]+", rollout.reply)
+    # As text: Python makes no number of 4,301 digits, and a reply may have them.
+    return float(bool(numbers) and (numbers[-1].lstrip("0") or "0") == rollout.task.answer)
 
 
 class TaskMaker(Protocol[T_co]):
@@ -73,7 +79,7 @@ class DrawnEnvironment(Environment[T, R]):
         size: width and height of the pictures, in pixels.
         colours: what is asked for, of red, green, blue, yellow, purple and orange.
         train: number of tasks of the split ``train``.
-        held_out: number of tasks of ``dev``, and of ``test``.
+        held_out: number of tasks of ``dev``, and of ``test``. No task is in two splits.
         blind: leave the picture out, which measures what a model answers without it.
     """
 
@@ -104,13 +110,27 @@ class DrawnEnvironment(Environment[T, R]):
     def tasks(self, split: str) -> Iterator[T]:
         if split not in SPLITS:
             raise KeyError(split)
-        for number in range(self.train if split == "train" else self.held_out):
+        wanted = self.train if split == "train" else self.held_out
+        seen: set[bytes] = set()
+        for number in range(TRIES * wanted):
+            if len(seen) == wanted:
+                return
             random = Random(f"{type(self).__name__}/{split}/{number}")
             image, question, make = self.made(random)
+            digest = digest_of(image, question)
+            if digest in seen or split_of(digest) != split:
+                continue
+            seen.add(digest)
             task = make(prompt=[Message("user", f"{picture(_png(image))}\n{question}")])
             if self.blind:  # the same task, to compare with
                 task = replace(task, prompt=[Message("user", question)])
             yield task
+        if len(seen) < wanted:
+            raise UsageError(
+                f"these settings have {len(seen)} different pictures for {split}, and "
+                f"{wanted} are asked for: lower {'train' if split == 'train' else 'held_out'}, or name a "
+                "larger picture or more colours"
+            )
 
 
 class PictureEnvironment(DrawnEnvironment[PictureTask, None]):
@@ -144,6 +164,18 @@ class PictureEnvironment(DrawnEnvironment[PictureTask, None]):
     def demonstrations(self, split: str) -> Iterator[Demonstration]:
         for task in self.tasks(split):
             yield Demonstration(prompt=task.prompt, reply=task.answer)
+
+
+def digest_of(image: Image.Image, question: str) -> bytes:
+    """Return what equal pictures with equal questions have in common."""
+    return sha256(question.encode() + b"\0" + image.tobytes()).digest()
+
+
+def split_of(digest: bytes) -> str:
+    """Return the one split that a task with this digest may be in, so that no task is in two: half of
+    all are for ``train``.
+    """
+    return ("train", "train", "dev", "test")[digest[0] % 4]
 
 
 def empty(size: int) -> Image.Image:

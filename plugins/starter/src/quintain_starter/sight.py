@@ -44,7 +44,7 @@ SIDE, PATCH = 64, 16
 PATCHES = (SIDE // PATCH) ** 2
 HIDDEN, TOWER_LAYERS, LAYERS = 96, 2, 2
 CONTEXT = 1024
-TOWER_UPDATES, UPDATES, BATCH, RATE = 100, 400, 64, 1e-3
+TOWER_UPDATES, UPDATES, BATCH, RATE = 100, 600, 64, 1e-3
 """Updates of both parts, examples of each, and the learning rate of AdamW."""
 PLACEHOLDER = "<image>"
 GROWN_FIRST = "the model sight is grown first, once: minutes on a CPU"
@@ -301,7 +301,7 @@ def teach_answers(
     """Teach the whole *module* to answer questions; return the mean loss of the last 50 updates, in
     nats per token.
     """
-    from quintain_env_pictures import COLOURS, Counting
+    from quintain_env_pictures import COLOURS, Counting, digest_of, split_of
 
     environment = Counting(colours=tuple(COLOURS))
     known: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
@@ -310,8 +310,11 @@ def teach_answers(
     for update in range(updates):
         images, rows = [], []
         for _ in range(BATCH):
-            answer = random.choice(environment.answers)
-            image, question = environment.draw(random, answer)
+            split = ""
+            while split != "train":  # tasks that are held out are not learned here either
+                answer = random.choice(environment.answers)
+                image, question = environment.draw(random, answer)
+                split = split_of(digest_of(image, question))
             images.append(image)
             if (question, answer) not in known:
                 known[question, answer] = encoded(words, question, str(answer))
@@ -321,7 +324,8 @@ def teach_answers(
             input_ids=ids, attention_mask=mask, pixel_values=_pixels(pixels, images)
         ).logits[:, :-1]
         loss = cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-        _update(optimizer, loss, update)
+        # down over the last quarter
+        _update(optimizer, loss, update, 4 * (updates - update) / updates)
         losses.append(float(loss.detach()))
         if (update + 1) % 50 == 0:
             say(f"answers {update + 1}/{updates}: loss {sum(losses[-50:]) / 50:.3f}")

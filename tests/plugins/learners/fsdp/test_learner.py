@@ -309,6 +309,35 @@ def test_ranks_that_are_lost_while_they_copy_what_was_loaded_load_it_again(
 
 
 @pytest.mark.more
+def test_ranks_without_a_state_do_nothing_more(pair: Team) -> None:
+    """They started again while they loaded what then could not be loaded."""
+    learner = sharded(pair, copy_every=1)
+    learner.step(batch())
+    state = copy.deepcopy(learner.state_dict())
+    call, calls = pair.call, []
+
+    def called(command: str, *arguments: Any) -> Any:
+        if command == "load":
+            calls.append(command)
+            if len(calls) == 2:
+                raise OSError("the file is gone")
+            os.kill(pair.pids[1], signal.SIGKILL)
+        return call(command, *arguments)
+
+    pair.call = called  # type: ignore[method-assign]
+    try:
+        with pytest.raises(OSError, match="the file is gone"):
+            learner.load_state_dict(state)
+    finally:
+        del pair.call  # type: ignore[method-assign]
+    try:
+        with pytest.raises(RunError, match="have ended"):
+            learner.step(batch())
+    finally:
+        pair.open()
+
+
+@pytest.mark.more
 def test_ranks_that_are_lost_again_and_again_end_the_run(pair: Team) -> None:
     learner = sharded(pair, restarts=2)
     start = pair.start

@@ -52,6 +52,8 @@ class Recovery:
         self._lost = False
         self._loading = False
         """Whether a command that replaces the whole state is under way, which needs no copy."""
+        self._empty = False
+        """Whether the ranks started again meanwhile, and have no state until it has ended well."""
         self._lock = RLock()  # an engine may ask for weights in a thread while another one learns
         self._surviving(lambda: team.start(setup))
         self._surviving(lambda: self._copy(reference=True))
@@ -82,8 +84,12 @@ class Recovery:
             self._loading = True
             try:
                 return self._surviving(lambda: self._load(command, arguments))
+            except Exception:
+                if self._empty:
+                    self._team.close()  # what is asked of them next is refused
+                raise
             finally:
-                self._loading = False
+                self._loading = self._empty = False
         try:
             result = self._surviving(lambda: self._team.call(command, *arguments))
         except RanksLost:
@@ -169,6 +175,7 @@ class Recovery:
             setup = replace(setup, sources={})
         self._team.start(setup)
         if self._loading:  # whose copy may be half written, and the one before it out of date
+            self._empty = True
             return
         if self._slot is not None:
             self._team.call("restore", self._slot)

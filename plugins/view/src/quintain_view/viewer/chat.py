@@ -16,6 +16,7 @@ import click
 from quintain import Environment, Message, Sampling, TokenEngine
 from quintain.cli import Count, arg_option, folder_option, recipe_for
 from quintain.errors import QuintainError, UsageError
+from quintain.models import PICTURE
 from quintain.types import messages_of
 
 from .chat_template import PLAIN, template_of, with_template
@@ -171,6 +172,8 @@ class Played:
         prompts = [messages_of(task.prompt) for task in tasks]
         if not prompts or not all(prompt and prompt[-1].role == "user" for prompt in prompts):
             return PromptForm(), ()
+        if any(PICTURE in message.content for prompt in prompts for message in prompt):
+            return PromptForm(), ()  # a text has no picture of its own
         before = [[m for m in prompt[:-1] if m.role != "system"] for prompt in prompts]
         if any(messages != before[0] for messages in before):
             return PromptForm(), ()
