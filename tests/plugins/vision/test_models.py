@@ -408,6 +408,40 @@ def test_rows_that_part_at_several_places_train(family: str, layout: Any, folder
     assert_same_gradients(loaded.module, plain)
 
 
+@pytest.mark.keeps("qwen3_vl-bucketed", "qwen3_vl-packed")
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [*((name, "bucketed") for name in FAMILIES if name != "gemma3"), ("qwen3_vl", "packed")],
+)
+def test_a_sampled_placeholder_is_text_in_each_layout(
+    family: str, layout: Any, folders: Any
+) -> None:
+    """It keeps its own embedding, beside a picture, before one, and in a row without one."""
+    loaded = load_model(folders(family))
+    tokenizer: Any = loaded.tokenizer
+    spelled = tokenizer.hf.convert_tokens_to_ids(tokenizer.processor.token)
+    assert spelled == loaded.module.config.image_token_id
+    opened = prompt_of(loaded, question(1))
+    rows = []
+    for begin, later in ((opened, prompt_of(loaded, question(2))), (opened, []), ([5, 6], [7])):
+        ids = [*begin, spelled, 9, spelled, spelled, *later, 8]
+        rows.append(TokenSequence(ids, [*range(len(begin), len(begin) + 4), len(ids) - 1]))
+    found = []
+    for chosen in ("shared", layout):
+        loaded.module.zero_grad()
+        forward = Forward(loaded.module, layout=chosen)
+        assert forward.layout == chosen
+        logp = forward.statistics([rows]).logp
+        (logp * torch.arange(1, len(logp) + 1)).sum().backward()
+        found.append((logp.detach(), gradients(loaded.module)))
+    (expected, theirs), (logp, ours) = found
+    torch.testing.assert_close(logp, expected, rtol=0, atol=1e-4)
+    assert ours.keys() == theirs.keys()
+    for name, gradient in theirs.items():
+        scale = float(gradient.abs().max()) + 1
+        torch.testing.assert_close(ours[name] / scale, gradient / scale, rtol=0, atol=1e-5)
+
+
 @pytest.mark.keeps("llava")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_group_computes_its_picture_once(
@@ -545,6 +579,30 @@ def test_a_frozen_tower_stays_frozen_when_it_is_loaded_again(folders: Any, tmp_p
     names = gradients(loaded.module).keys()
     assert names
     assert all("language_model" in name or "lm_head" in name for name in names)
+
+
+def test_an_explicit_all_trains_a_tower_that_was_saved_frozen(folders: Any, tmp_path: Path) -> None:
+    folder = folders("llava")
+    frozen, saved = tmp_path / "frozen", tmp_path / "saved"
+    loaded = PictureModel(model=str(folder), train="language").load(request_for(folder))
+    loaded.module.save_pretrained(frozen)
+    loaded.tokenizer.hf.save_pretrained(frozen)
+    assert_frozen(PictureModel(model=str(frozen)).load(request_for(frozen)))
+
+    source = PictureModel(model=str(frozen), train="all")
+    unfrozen = source.load(request_for(frozen))
+    assert all(p.requires_grad for p in unfrozen.module.parameters())
+    Forward(unfrozen.module).statistics([rows_of(unfrozen, [1])]).logp.sum().backward()
+    assert any("vision" in name and g.any() for name, g in gradients(unfrozen.module).items())
+    unfrozen.module.save_pretrained(saved)
+    unfrozen.tokenizer.hf.save_pretrained(saved)
+    assert "quintain_frozen_tower" not in (saved / "config.json").read_text(encoding="utf-8")
+    assert all(p.requires_grad for p in load_model(saved).module.parameters())
+
+    adapted = source.load(replace(request_for(frozen), lora={"r": 2, "lora_alpha": 4}))
+    trained = [name for name, p in adapted.module.named_parameters() if p.requires_grad]
+    assert trained
+    assert all("lora_" in name for name in trained)
 
 
 def assert_frozen(loaded: LoadedModel) -> None:

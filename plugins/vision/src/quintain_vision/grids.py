@@ -109,9 +109,12 @@ class GridBody:
         hidden, added = table.begin(input_ids)
         if not added:
             return body.forward(inputs_embeds=hidden, **options)
-        seen = input_ids >= PICTURE_TOKENS
+        # transformers finds places of features by this id, which a policy may sample as text, too.
+        # There, `hidden` is the embedding of the id and `added` is 0.
+        placeholder = cast(Any, self).config.image_token_id
+        seen = (input_ids >= PICTURE_TOKENS) | (input_ids == placeholder)
         features = _Features([hidden[seen]], [[more[seen]] for more in added])
-        ids = input_ids.masked_fill(seen, cast(Any, self).config.image_token_id)
+        ids = input_ids.masked_fill(seen, placeholder)
         return body.forward(input_ids=ids, mm_encoder_outputs={"image": features}, **options)
 
 

@@ -24,13 +24,16 @@ _FROZEN = "quintain_frozen_tower"
 class PictureModel(ModelSource):
     """A vision-language model of a folder or the hub, with what of it trains."""
 
-    def __init__(self, *, model: str, train: Literal["all", "language"] = "all") -> None:
+    def __init__(self, *, model: str, train: Literal["all", "language"] | None = None) -> None:
         """Choose the *model* and what trains.
 
         Args:
             model: a folder, or a name on the hub.
             train: ``language`` freezes the vision tower and the projector. Their output is then
-                computed once for each picture.
+                computed once for each picture. ``all`` trains them, also where the folder was saved
+                with ``language``. By default, what trains is as the folder says: all, unless it was
+                saved with ``language``. With adapters, ``all`` leaves the weights under them as they
+                are.
         """
         self._model, self._train = model, train
 
@@ -43,6 +46,8 @@ class PictureModel(ModelSource):
             )
         if self._train == "language":
             freeze(loaded.module)
+        elif self._train == "all":
+            unfreeze(loaded.module, weights=request.lora is None)
         return loaded
 
     @staticmethod
@@ -79,6 +84,19 @@ def freeze(module: Any) -> None:
     for part in tower_parts(module).values():
         part.requires_grad_(False)
     setattr(module.config, _FROZEN, True)
+
+
+def unfreeze(module: Any, *, weights: bool = True) -> None:
+    """Undo `freeze`, also for what is saved of *module*.
+
+    Args:
+        weights: of vision tower and projector train; not where adapters train in their place.
+    """
+    if hasattr(module.config, _FROZEN):
+        delattr(module.config, _FROZEN)
+    if weights:
+        for part in tower_parts(module).values():
+            part.requires_grad_(True)
 
 
 class _Reader:
