@@ -18,7 +18,14 @@ from quintain.cli import main
 from quintain.registry.lookup import Registry, isolated
 from quintain.types.rollout import Rollout
 from quintain_authoring import ScriptedEngine
-from quintain_authoring.prompts.adapter import SYSTEM, EnvironmentAdapter, PairedImprovement
+from quintain_authoring.prompts.adapter import HELD_OUT as DEV
+from quintain_authoring.prompts.adapter import (
+    SYSTEM,
+    TRAIN,
+    EnvironmentAdapter,
+    PairedImprovement,
+    TaskPosition,
+)
 from quintain_authoring.prompts.search import FIRST, Looped, PromptSearch, Reflecting
 from quintain_gateway.serving import ModelServer
 
@@ -71,6 +78,42 @@ class Described(Shout):
         await agent.turn()
 
 
+class Ordered(Environment[Task, None]):
+    """Its argument stands in the prompts of its tasks, and so in their ids."""
+
+    reward = shouted
+    order: str = "Say yes."
+    listed: str = "0 1 2 3 4 5 6 7"
+    right: str = ""
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return [
+            Task(prompt=f"{split} {n}: {self.order}", answer=f"{n}{self.right}")
+            for n in self.listed.split()
+        ]
+
+    async def rollout(self, task: Task, agent: Any) -> None:
+        agent.user(task.prompt)
+        await agent.turn()
+
+
+class Ordering(ScriptedEngine):
+    """Shouts if the prompt says so; as the reflecting model it proposes *proposal*."""
+
+    proposal: str = "SHOUT yes."
+
+    def __init__(self) -> None:
+        super().__init__(replies=self._answered)
+
+    def _answered(self, messages: Sequence[Message], rng: Random) -> str:
+        text = messages[-1].content
+        if text.startswith(REFLECTION):
+            PROMPTS.append(text)
+            return f"```\n{self.proposal}\n```"
+        HELD_OUT.append(text)
+        return "YES" if "SHOUT" in text else "yes"
+
+
 class Reads(ScriptedEngine):
     """Shouts if the description of the tool says so and the rubric asks for it, whatever the system
     message is; as the reflecting model it proposes what the text that it is shown lacks.
@@ -116,7 +159,9 @@ def plugins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Registr
         registry.add("environment", "told", Told)
         registry.add("environment", "described", Described)
         registry.add("engine", "obedient", Obedient)
+        registry.add("environment", "ordered", Ordered)
         registry.add("engine", "reads", Reads)
+        registry.add("engine", "ordering", Ordering)
         yield registry
 
 
@@ -161,6 +206,65 @@ def test_arguments_are_optimised_where_they_are_named(capsys: pytest.CaptureFixt
     assert status == 0, err
     assert '--arg tool="$(cat prompts/described/tool.txt)"' in out
     assert '--set environments.0.args.tool="$(cat prompts/described/tool.txt)"' in out
+
+
+ORDERED = ("ordered", "--engine", "ordering", "--text")
+
+
+@pytest.mark.usefixtures("plugins")
+def test_an_argument_that_tasks_write_into_the_prompt_is_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A candidate plays the tasks of its own environment at the same positions."""
+    words = (*ORDERED, "order", "--json")
+    status, out, err = prompted(capsys, *words, "--budget", "10")
+    assert status == 0, err
+    found = json.loads(out)
+    assert found["texts"] == {"order": "SHOUT yes."}
+    assert (found["first_score"], found["score"]) == (0, 1)
+    assert found["rollouts"] == 4 + 3 + 3 + 4, "first, parent, candidate, candidate held out"
+    positions = {
+        order: sorted(t.split(":")[0] for t in HELD_OUT if t.endswith(order))
+        for order in ("Say yes.", "SHOUT yes.")
+    }
+    assert positions["Say yes."] == positions["SHOUT yes."]
+    assert len(set(positions["Say yes."])) == 4 + 3
+    assert "SHOUT" not in PROMPTS[0]
+    status, out, err = prompted(capsys, *words, "--budget", "16")  # resumed
+    assert status == 0, err
+    assert json.loads(out)["first_score"] == 0
+    assert sum(t.startswith("dev") and t.endswith("Say yes.") for t in HELD_OUT) == 4
+    assert "SHOUT yes." in PROMPTS[1], "a reflection reads the prompts of its parent"
+    status = main(
+        ["eval", "ordered", "--engine", "ordering", "--arg", "order=SHOUT yes.", "--json"]
+    )
+    assert status == 0
+    assert json.loads(capsys.readouterr().out)["reward"] == 1
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(
+    "name, proposal, said",
+    [
+        ("listed", "0 1 2 3 4", "5 tasks of 'train' in place of 6"),
+        ("listed", "0 1 9 3 4 5 6 7", "the answer '9' in place of '2' to task 2 of 'train'"),
+        ("right", "!", "the answer '0!' in place of '0' to task 0 of 'train'"),
+    ],
+)
+def test_a_text_that_makes_other_tasks_is_refused(
+    name: str,
+    proposal: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Ordering, "proposal", proposal)
+    status, _, err = prompted(capsys, *ORDERED, name)
+    assert status == 2
+    assert "other texts make other tasks" in err
+    assert said in err
+    assert f"{name} = {proposal!r}" in err
+    assert len(HELD_OUT) == 4 + 3, "nothing was played with these texts"
 
 
 @pytest.mark.usefixtures("plugins")
@@ -216,6 +320,9 @@ def test_failures_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("server of this task is down" in reason for reason in found["failures"])
 
 
+COUNTS = {TRAIN: 8, DEV: 8}
+
+
 def evaluated(broken: str, tasks: Sequence[int], place: Path) -> Any:
     """Evaluate a candidate that succeeds on some tasks of train."""
     environment, engine = Shout(broken=broken), ScriptedEngine(replies="YES")
@@ -226,11 +333,12 @@ def evaluated(broken: str, tasks: Sequence[int], place: Path) -> Any:
             environment,
             engine,
             first={SYSTEM: "Answer."},
+            counts=COUNTS,
             settings={},
             wait=loop,
             memory=place / FIRST,
         )
-        batch = [Task(prompt=f"train {n}", id=f"train-{n}") for n in tasks]
+        batch = [TaskPosition(TRAIN, n) for n in tasks]
         result = await asyncio.to_thread(adapter.evaluate, batch, {SYSTEM: "Any."}, True)
         return result, adapter.make_reflective_dataset({}, result, [SYSTEM])
 
@@ -276,11 +384,9 @@ def test_only_tasks_with_both_scores_are_compared(
     assert PairedImprovement().should_accept(Proposal(), None) is accepted
 
 
-def searching(environment: Shout, folder: Path, *, budget: int) -> PromptSearch:
+def searching(folder: Path, *, budget: int) -> PromptSearch:
     return PromptSearch(
         folder=folder,
-        train=[*environment.tasks("train")],
-        held_out=[*environment.tasks("dev")],
         budget=budget,
         minibatch=3,
         seed=0,
@@ -295,6 +401,7 @@ def adapted(
         environment,
         engine,
         first={SYSTEM: "Answer."},
+        counts=COUNTS,
         settings={},
         wait=loop,
         memory=search.folder / FIRST,
@@ -305,7 +412,7 @@ def test_a_stopped_search_goes_on(tmp_path: Path) -> None:
     """It ends at once, though a rollout never does."""
     PROMPTS.clear()
     environment = Shout()
-    search = searching(environment, tmp_path / "s", budget=40)
+    search = searching(tmp_path / "s", budget=40)
 
     async def run(engine: ScriptedEngine, stop: bool) -> Any:
         loop = Looped(asyncio.get_running_loop())
@@ -334,7 +441,7 @@ def test_a_reflecting_model_that_fails_ends_the_search(tmp_path: Path) -> None:
             return super()._answered(messages, rng)
 
     environment, engine = Shout(), Dead()
-    search = searching(environment, tmp_path / "s", budget=400)
+    search = searching(tmp_path / "s", budget=400)
     asked: list[int] = []
 
     async def run() -> None:

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from quintain import Engine, Environment, InfrastructureError, Message, Sampling, Task, TokenEngine
 from quintain.errors import UsageError
-from quintain.evaluation import Evaluation, evaluate
+from quintain.evaluation import Evaluation, evaluate, tasks_of
 from quintain.rollouts import Conversation, sample_turn, stops
 from quintain.store import write_atomically
 from quintain.types import messages_of
@@ -24,6 +24,15 @@ SHOWN = 1200
 Candidate = Mapping[str, str]
 """Texts by component: `SYSTEM`, or the name of an argument."""
 Await = Callable[[Coroutine[Any, Any, Any]], Any]
+TRAIN, HELD_OUT = "train", "dev"
+"""Splits: of the tasks that reflections read, and of those that decide which candidate is the best."""
+
+
+class TaskPosition(NamedTuple):
+    """A task as GEPA knows it. The task itself may depend on the texts of a candidate."""
+
+    split: str
+    number: int
 
 
 class EnvironmentAdapter:
@@ -36,16 +45,23 @@ class EnvironmentAdapter:
 
     Args:
         first: the texts that the search begins with.
+        counts: the most tasks that are drawn, for `TRAIN` and for `HELD_OUT`.
         settings: further arguments of `quintain.evaluation.evaluate`.
         wait: runs a coroutine in the event loop of the engine, and returns its result. GEPA calls
             the adapter from another thread.
         memory: file of the first evaluation. GEPA asks for it again when it resumes a search, and
             then gets what the file has.
-        with_arguments: makes the environment with other texts of its arguments.
+        with_arguments: makes the environment with other texts of its arguments. A candidate plays
+            the tasks of its own environment, since `tasks` may write an argument into prompts.
 
     Attributes:
+        tasks: those of *environment*, by split.
         failures: why rollouts have no score, and how many.
         propose_new_texts: none, so that GEPA writes its own prompt for the reflecting model.
+
+    Raises:
+        NoTasksError: a split has no tasks.
+        UsageError: the system message is optimised, and a task brings its own.
     """
 
     propose_new_texts = None
@@ -56,6 +72,7 @@ class EnvironmentAdapter:
         engine: Engine,
         *,
         first: Candidate,
+        counts: Mapping[str, int],
         settings: Mapping[str, Any],
         wait: Await,
         memory: Path,
@@ -64,16 +81,22 @@ class EnvironmentAdapter:
         self._environment, self._engine, self.first = environment, engine, dict(first)
         self._with_arguments = with_arguments
         self._settings, self._wait, self._memory = settings, wait, memory
-        self._evaluations = 0
+        self._counts, self._evaluations = dict(counts), 0
         self.failures: Counter[str] = Counter()
+        self.tasks = {split: self._drawn(environment, split) for split in self._counts}
+
+    def positions(self, split: str) -> list[TaskPosition]:
+        """Return the tasks of *split* as GEPA gets them."""
+        return [TaskPosition(split, n) for n in range(len(self.tasks[split]))]
 
     def evaluate(
-        self, batch: list[Task], candidate: Candidate, capture_traces: bool = False
+        self, batch: list[TaskPosition], candidate: Candidate, capture_traces: bool = False
     ) -> Any:
         """Return GEPA's `EvaluationBatch` of one rollout for each task of *batch*.
 
         Raises:
             InfrastructureError: no rollout has a score.
+            NoTasksError, UsageError: the environment has other tasks with the texts of *candidate*.
         """
         from gepa.core.adapter import EvaluationBatch
 
@@ -99,7 +122,7 @@ class EnvironmentAdapter:
         )
 
     def _records(
-        self, batch: list[Task], candidate: Candidate, *, first: bool
+        self, batch: list[TaskPosition], candidate: Candidate, *, first: bool
     ) -> list[dict[str, Any]]:
         """Return the records of one rollout for each task of *batch*."""
         if first and self._memory.is_file():
@@ -109,18 +132,33 @@ class EnvironmentAdapter:
         settings = dict(self._settings)
         if SYSTEM in arguments:
             settings["system"] = arguments.pop(SYSTEM)
-        environment = self._environment
+        environment, tasks = self._environment, self.tasks
         if arguments:
             assert self._with_arguments is not None, "an argument is optimised"
             environment = self._with_arguments(arguments)
+            tasks = {
+                split: self._drawn(environment, split)
+                for split in dict.fromkeys(place.split for place in batch)
+            }
+            for split, own in tasks.items():
+                check_same(self.tasks[split], own, split, arguments)
+        asked = [tasks[place.split][place.number] for place in batch]
         played: Evaluation = self._wait(
-            evaluate(environment, self._engine, tasks=batch, **settings)
+            evaluate(environment, self._engine, tasks=asked, **settings)
         )
         self.failures.update(played.reasons)
         records = [record_of(rollout) for rollout in played.rollouts]
         if first and any(r["score"] is not None for r in records):
             write_atomically(self._memory, json.dumps(records).encode())
         return records
+
+    def _drawn(self, environment: Environment[Any, Any], split: str) -> list[Task]:
+        """Return the tasks of *split* that a search uses."""
+        name = self._settings.get("name", "")
+        tasks = tasks_of(environment, split, self._counts[split], name=name)
+        if SYSTEM in self.first:
+            check_tasks(tasks)
+        return tasks
 
     def make_reflective_dataset(
         self, candidate: Candidate, eval_batch: Any, components_to_update: list[str]
@@ -203,6 +241,34 @@ def check_tasks(tasks: Sequence[Task]) -> None:
                 "nothing to optimise. Give the message to the class of the environment (`system = "
                 "...`) instead"
             )
+
+
+def check_same(first: Sequence[Task], own: Sequence[Task], split: str, texts: Candidate) -> None:
+    """Refuse tasks that differ in more than their prompts, whose rewards say nothing of the texts.
+
+    Ids are not compared: by default an id is a hash of the prompt, too.
+
+    Args:
+        first: the tasks of *split* with the texts that the search began with.
+        own: those with the arguments *texts*.
+
+    Raises:
+        UsageError: there are more or fewer tasks, or a task has another answer.
+    """
+    if len(first) != len(own):
+        found = f"{len(own)} tasks of {split!r} in place of {len(first)}"
+    else:
+        pairs = enumerate(zip(first, own, strict=True))
+        differing = (i for i, (before, now) in pairs if before.answer != now.answer)
+        if (index := next(differing, None)) is None:
+            return
+        before, now = first[index].answer, own[index].answer
+        found = f"the answer {now!r:.60} in place of {before!r:.60} to task {index} of {split!r}"
+    shown = ", ".join(f"{name} = {text!r:.200}" for name, text in texts.items())
+    raise UsageError(
+        f"other texts make other tasks, so that their rewards cannot be compared: there is {found} "
+        f"with {shown}. Select with --text an argument that changes what the policy reads alone"
+    )
 
 
 async def written(engine: Engine, prompt: str, sampling: Sampling) -> str:

@@ -243,10 +243,9 @@ async def _searched(
     from dataclasses import replace
 
     from quintain import Sampling
-    from quintain.evaluation import tasks_of
     from quintain.services import BY_OPTION, started_services
 
-    from .adapter import SYSTEM, EnvironmentAdapter, check_tasks
+    from .adapter import HELD_OUT, TRAIN, EnvironmentAdapter
     from .search import FIRST, Looped, PromptSearch, Reflecting
 
     policy, other = engines
@@ -255,32 +254,21 @@ async def _searched(
         services = await stack.enter_async_context(
             started_services(choices, spec.slots, {}, fix=BY_OPTION)
         )
-        environment = spec.make(services)
-        train, held_out = (
-            tasks_of(environment, split, options[count], name=spec.name)
-            for split, count in (("train", "tasks"), ("dev", "held_out"))
-        )
         first, system = _texts(spec, options), _first(spec, options)
-        if SYSTEM in first:
-            check_tasks([*train, *held_out])
         search = PromptSearch(
             folder=folder,
-            train=train,
-            held_out=held_out,
             budget=options["budget"],
             minibatch=options["minibatch"],
             seed=options["seed"],
             settings=_settings(spec, system, first, options),
         )
-        search.check()
-        for engine in filter(None, engines):
-            await stack.enter_async_context(engine)
         sampling = Sampling(temperature=options["temperature"], max_tokens=options["max_tokens"])
         loop = Looped(asyncio.get_running_loop())
         adapter = EnvironmentAdapter(
-            environment,
+            spec.make(services),
             policy,
             first=first,
+            counts={TRAIN: options["tasks"], HELD_OUT: options["held_out"]},
             settings={
                 "sampling": sampling,
                 "seed": options["seed"],
@@ -293,6 +281,9 @@ async def _searched(
             memory=folder / FIRST,
             with_arguments=lambda texts: replace(spec, args={**spec.args, **texts}).make(services),
         )
+        search.check()
+        for engine in filter(None, engines):
+            await stack.enter_async_context(engine)
         reflect = Reflecting(
             other or policy,
             Sampling(temperature=1.0, max_tokens=options["reflect_tokens"]),

@@ -12,12 +12,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from quintain import Engine, LimitReached, Sampling, Task
+from quintain import Engine, LimitReached, Sampling
 from quintain.errors import UsageError
 from quintain.store import write_atomically
 from quintain.types import derived_seed
 
-from .adapter import EnvironmentAdapter, PairedImprovement, written
+from .adapter import HELD_OUT, TRAIN, EnvironmentAdapter, PairedImprovement, written
 
 SETTINGS, FIRST, LOG = "settings.json", "first.json", "gepa.log"
 RESULT = "{name}.txt"
@@ -55,16 +55,12 @@ class PromptSearch:
 
     Attributes:
         folder: state, log and result; one that has a state is resumed.
-        train, held_out: the tasks that reflections read, and those that decide which candidate is
-            the best.
         budget: rollouts. GEPA ends after the iteration that reaches it.
         minibatch: tasks of a reflection.
         settings: what must be the same when it is resumed, as plain data.
     """
 
     folder: Path
-    train: Sequence[Task]
-    held_out: Sequence[Task]
     budget: int
     minibatch: int
     seed: int
@@ -99,6 +95,7 @@ class PromptSearch:
         Raises:
             InfrastructureError: a batch has no rollout with a score, or the reflecting model
                 failed. The state before the iteration is saved.
+            NoTasksError, UsageError: the texts of a candidate make other tasks.
             UsageError: a reflection is longer than the context of the reflecting model.
         """
         self.check()
@@ -133,14 +130,15 @@ class PromptSearch:
     ) -> Any:
         import gepa
 
+        train, held_out = (adapter.positions(split) for split in (TRAIN, HELD_OUT))
         with open(self.folder / LOG, "a", encoding="utf-8") as log:
             result = gepa.optimize(
                 seed_candidate=adapter.first,
-                trainset=[*self.train],
-                valset=[*self.held_out],
+                trainset=train,
+                valset=held_out,
                 adapter=adapter,
                 reflection_lm=reflect,
-                reflection_minibatch_size=min(self.minibatch, len(self.train)),
+                reflection_minibatch_size=min(self.minibatch, len(train)),
                 acceptance_criterion=PairedImprovement(),
                 max_metric_calls=self.budget,
                 stop_callbacks=lambda state: stop.is_set() or reflect.error is not None,
