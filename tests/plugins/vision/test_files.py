@@ -147,6 +147,16 @@ def test_limits_are_asked_before_anything_is_decoded() -> None:
         picture(saved(two_colours()), limits=PictureLimits(bytes=10))
 
 
+@pytest.mark.parametrize("size", [(1, 201), (201, 1)])
+def test_a_thin_picture_is_refused(size: tuple[int, int]) -> None:
+    """CLIP enlarges its shorter side to 336 pixels: one of 1 x 40,000 would need 14 GB."""
+    data = saved(Image.new("RGB", size))
+    with pytest.raises(PictureError, match="sides differ more than 200 times"):
+        picture(data)
+    assert picture(data, limits=PictureLimits(ratio=201))
+    assert picture(saved(Image.new("RGB", (1, 200))))
+
+
 def test_a_large_limit_does_not_switch_the_bomb_of_pillow_off() -> None:
     with pytest.raises(PictureError, match="too many pixels"):
         picture(png_of(100_000, 100_000, 8, 2, b""), limits=PictureLimits(pixels=10**12))

@@ -48,11 +48,14 @@ class PictureLimits:
     Attributes:
         bytes: of its file.
         pixels: of its width times its height, asked before anything is decoded.
+        ratio: of the longer side to the shorter one, as in the processors of Qwen-VL. Models enlarge
+            the shorter side before they crop, so a thin picture of a few bytes would need gigabytes.
         count: pictures of a message.
     """
 
     bytes: int = 20_000_000
     pixels: int = 40_000_000
+    ratio: int = 200
     count: int = 16
 
 
@@ -137,6 +140,11 @@ def _check_size(image: Image.Image, name: str, limits: PictureLimits | None) -> 
         raise PictureError(
             f"{name} has {image.width} x {image.height} = {pixels:,} pixels; the limit is "
             f"{limits.pixels:,}. Make it smaller, or raise PictureLimits.pixels"
+        )
+    if limits is not None and max(image.size) > limits.ratio * min(image.size):
+        raise PictureError(
+            f"{name} has {image.width} x {image.height} pixels, and its sides differ more than "
+            f"{limits.ratio} times; cut it, or raise PictureLimits.ratio"
         )
     # The further frames of an MPO are previews and the other eye.
     if image.format in ("PNG", "WEBP") and getattr(image, "n_frames", 1) > 1:
