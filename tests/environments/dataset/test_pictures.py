@@ -18,7 +18,7 @@ from quintain.errors import UsageError
 from quintain_env_dataset import Dataset
 from quintain_env_dataset import environment as dataset_environment
 from quintain_env_dataset.pictures import with_pictures
-from quintain_env_dataset.readers import Record
+from quintain_env_dataset.readers import Record, _of_hub
 from quintain_vision import picture
 
 COLOURS = ["red", "green", "blue", "white"]
@@ -159,14 +159,88 @@ def test_a_column_is_no_picture_unless_it_is_named(tmp_path: Path) -> None:
         Dataset(path=path, image="picture").tasks("train")
 
 
-@pytest.mark.parametrize("value", [Image.new("RGB", (4, 2), "red"), {"bytes": png("red")}])
-def test_a_data_set_of_the_hub_has_images(value: Any) -> None:
-    """They have no folder, and paths in them name no file of this machine."""
-    record = with_pictures(Record("hub train[0]", {"image": value}), "image")
-    assert record.values["image"] == picture(png("red"))
-    for path in ("a.png", {"bytes": None, "path": "/a.png"}):
-        with pytest.raises(UsageError, match="and no paths"):
-            with_pictures(Record("hub train[0]", {"image": path}), "image")
+@pytest.mark.parametrize("way", ["absolute", "up", "home", "link", "loop", "of_datasets"])
+def test_a_path_stays_in_the_folder_of_the_table(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who writes a table must not read pictures elsewhere on the machine of who uses it."""
+    outside, folder = tmp_path / "outside", tmp_path / "table"
+    outside.mkdir()
+    folder.mkdir()
+    (outside / "a.png").write_bytes(png("red"))
+    monkeypatch.setenv("HOME", str(outside))
+    (folder / "link.png").symlink_to(outside / "a.png")
+    (folder / "loop.png").symlink_to(folder / "loop.png")
+    value = {
+        "absolute": str(outside / "a.png"),
+        "up": "../outside/a.png",
+        "home": "~/a.png",
+        "link": "link.png",
+        "loop": "loop.png",
+        "of_datasets": {"bytes": None, "path": str(outside / "a.png")},
+    }[way]
+    given = [*rows(), {"question": "?", "answer": "x", "image": value}]
+    reason = {"home": "is no file", "loop": "cannot be read"}.get(way, "is outside of")
+    with pytest.raises(UsageError, match=rf"rows\.jsonl:5, column 'image': .*{reason}"):
+        prompts(path=saved(folder, given))
+
+
+def hub(folder: Path, values: list[Any], *, several: bool = False) -> list[Record]:
+    """The rows of a repository with a column of images."""
+    datasets = pytest.importorskip("datasets")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (folder / "owner" / "name").mkdir(parents=True)
+    kind = datasets.List(datasets.Image()) if several else datasets.Image()
+    made = datasets.Dataset.from_dict({"image": values}, datasets.Features({"image": kind}))
+    # Its own `to_parquet` would read the files.
+    parquet.write_table(made.data.table, folder / "owner" / "name" / "train.parquet")
+    return list(_of_hub("owner/name", ""))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_images_of_the_hub_are_their_bytes(
+    several: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths in them name no file of this machine, and `datasets` opens none."""
+    monkeypatch.chdir(tmp_path)
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(png("red"))
+    given = [{"bytes": png("red"), "path": "a.png"}, {"bytes": None, "path": str(secret)}]
+    good, bad = hub(tmp_path, [[one] if several else one for one in given], several=several)
+    assert with_pictures(good, "image").values["image"] == picture(png("red"))
+    with pytest.raises(UsageError, match=r"owner/name train\[1\], column 'image': .*and no paths"):
+        with_pictures(bad, "image")
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind", "reason"),
+    [
+        ("CMYK", "JPEG", ""),
+        ("YCbCr", "JPEG", ""),
+        ("CMYK", "TIFF", "no PNG, JPEG or WebP"),
+        ("F", "TIFF", "no PNG, JPEG or WebP"),
+        ("LAB", "TIFF", "no PNG, JPEG or WebP"),
+    ],
+)
+def test_other_colours_of_the_hub(
+    mode: str, kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A photograph is read, and another format is refused with its row."""
+    monkeypatch.chdir(tmp_path)
+    file = io.BytesIO()
+    Image.new(mode, (4, 2)).save(file, kind)
+    (record,) = hub(tmp_path, [{"bytes": file.getvalue(), "path": None}])
+    if not reason:
+        assert with_pictures(record, "image").values["image"] == picture(file.getvalue())
+        return
+    with pytest.raises(UsageError, match=rf"train\[0\], column 'image': .*{reason}"):
+        with_pictures(record, "image")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "F", "HSV"])
+def test_an_image_of_pillow_is_a_fault_with_its_row(mode: str) -> None:
+    with pytest.raises(UsageError, match="row 1, column 'image': a picture is bytes"):
+        with_pictures(Record("row 1", {"image": Image.new(mode, (4, 2))}), "image")
 
 
 def test_bytes_that_are_text_by_chance_are_bytes() -> None:

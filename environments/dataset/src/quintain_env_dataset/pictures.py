@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -37,33 +36,25 @@ def with_pictures(record: Record, column: str) -> Record:
     if not several or any(one is None or one == "" for one in several):
         raise UsageError(f"{where} has no picture; leave the row out, or name another column")
     try:
-        text = "".join(picture(_source(one, record.folder, where)) for one in several)
+        text = "".join(picture(_source(one, record.folder)) for one in several)
     except PictureError as e:
         raise UsageError(f"{where}: {e}") from e
     return record._replace(values={**record.values, column: text})
 
 
-def _source(value: Any, folder: Path | None, where: str) -> Any:
-    """Return what `quintain_vision.picture` takes for a value of a table: a path is relative to its
+def _source(value: Any, folder: Path | None) -> Any:
+    """Return what `quintain_vision.picture` takes for a value of a table: a path is within its
     *folder*, without which there are none.
     """
+    from quintain_vision import of_row
+
     if isinstance(value, Mapping):  # the form of `datasets` in Parquet
         value = value.get("bytes") or value.get("path")
-    if hasattr(value, "save"):  # an image of Pillow, of a data set of the hub
-        file = io.BytesIO()
-        value.save(file, "PNG")
-        return file.getvalue()
-    if not isinstance(value, str) or value.startswith("data:"):
+    if not isinstance(value, str):
         return value
     if value.startswith("RIFF"):  # a WebP of Parquet whose bytes are UTF-8 by chance
         return value.encode()
-    if "://" in value:
-        return value  # which is refused
-    if folder is None:
-        raise UsageError(
-            f"{where} is {value!r:.80}; a data set of the hub has images, and no paths"
-        )
-    return folder / Path(value).expanduser()
+    return of_row(value, folder)
 
 
 def placed(messages: Sequence[Message], pictures: str, where: str) -> list[Message]:

@@ -320,5 +320,19 @@ def _of_hub(name: str, subset: str) -> Iterator[Record]:
         ) from e
     for part, rows in parts.items():
         if part in SPLITS:
+            _keep_bytes(rows.info.features)  # `rows.features` is a copy
             for number, values in enumerate(rows):
                 yield Record(f"{name} {part}[{number}]", values, SPLITS[part])
+
+
+def _keep_bytes(feature: Any) -> None:
+    """Switch the decoding of images in *feature* off: `datasets` would open any path in a row."""
+    if hasattr(feature, "decode"):
+        feature.decode = False
+    elif isinstance(feature, Mapping):
+        for inner in feature.values():
+            _keep_bytes(inner)
+    elif isinstance(feature, list):
+        _keep_bytes(feature[0])
+    elif hasattr(feature, "feature"):
+        _keep_bytes(feature.feature)

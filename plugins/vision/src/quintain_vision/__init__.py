@@ -5,7 +5,7 @@ What models see of them is in `quintain_vision.source`, which needs torch and tr
 
 from __future__ import annotations
 
-from .files import PictureError, PictureLimits
+from .files import PictureError, PictureLimits, of_row
 from .messages import content_json, message, parts, picture, shown, thumbnails, tool_picture
 from .store import get as stored
 
@@ -14,6 +14,7 @@ __all__ = [
     "PictureLimits",
     "content_json",
     "message",
+    "of_row",
     "parts",
     "picture",
     "shown",

@@ -193,6 +193,33 @@ def _bytes_of(source: bytes | str | Path, limits: PictureLimits) -> tuple[bytes,
         raise PictureError(f"picture {str(path)!r:.200} cannot be read: {error}") from error
 
 
+def of_row(value: str, folder: Path | None) -> str | Path:
+    """Return what `read` takes for *value*, a text in a row of a table: a ``data:`` URL, an address,
+    which is refused there, or a file within *folder*, that of the table.
+
+    Whoever writes a table must not read other files of the machine on which it is used.
+
+    Raises:
+        PictureError: it is a file outside of *folder*, also by a link, or there is no *folder*.
+    """
+    if value.startswith("data:") or "://" in value:
+        return value
+    if folder is None:
+        raise PictureError(
+            f"{value!r:.80} is a path; such data has bytes or data: URLs, and no paths"
+        )
+    try:
+        path = (folder / value).resolve()
+        inside = path.is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError) as error:  # of pathlib for a loop of links
+        raise PictureError(f"picture {value!r:.200} cannot be read: {error}") from error
+    if not inside:
+        raise PictureError(
+            f"picture {value!r:.200} is outside of {folder}, the folder of the table; copy it there"
+        )
+    return path
+
+
 def _of_data_url(url: str, limits: PictureLimits) -> bytes:
     head = _DATA_URL.match(url)
     if head is None or not head["options"].endswith(";base64"):

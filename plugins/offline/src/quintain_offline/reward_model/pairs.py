@@ -66,7 +66,7 @@ def read_pairs(source: str, *, split: str = "train") -> list[PreferencePair]:
     A row has ``chosen`` and ``rejected``, texts or lists of messages, and ``prompt``; without a
     prompt both are whole conversations. ``margin`` is optional.
 
-    A row with ``pictures`` ranks pictures for a ``prompt``: files, by the folder of the file of
+    A row with ``pictures`` ranks pictures for a ``prompt``: files within the folder of the file of
     lines, or ``data:`` URLs, the best first; equally good ones are a list within the list. It gives
     a pair for each two that are not equally good (Xu et al. 2023, 2304.05977, section 3.1).
 
@@ -78,6 +78,7 @@ def read_pairs(source: str, *, split: str = "train") -> list[PreferencePair]:
             replies or say the opposite of another, or no row is left.
     """
     path = Path(source).expanduser()
+    folder = path.parent if path.is_file() else None
     pairs: list[PreferencePair] = []
     first: dict[frozenset[Text], tuple[str, Text]] = {}
     with DataFaults(source) as faults:
@@ -85,7 +86,7 @@ def read_pairs(source: str, *, split: str = "train") -> list[PreferencePair]:
             with faults.row(where):
                 data = json_object(row) if isinstance(row, str) else row
                 ranked = isinstance(data, Mapping) and "pictures" in data
-                for pair in _ranked(data, path.parent) if ranked else [_pair(data)]:
+                for pair in _ranked(data, folder) if ranked else [_pair(data)]:
                     both = frozenset((pair.chosen, pair.rejected))
                     place, better = first.setdefault(both, (where, pair.chosen))
                     if better != pair.chosen:
@@ -150,20 +151,17 @@ def _pair(row: Any) -> PreferencePair:
     return PreferencePair(chosen=texts[0], rejected=texts[1], margin=checked.margin, key=_hash(key))
 
 
-def _ranked(row: Any, folder: Path) -> Iterator[PreferencePair]:
+def _ranked(row: Any, folder: Path | None) -> Iterator[PreferencePair]:
     """Yield the pairs of a ranking of pictures."""
     try:
-        from quintain_vision import picture
+        from quintain_vision import of_row, picture
     except ImportError as error:
         raise UsageError(
             "ranked pictures need quintain-vision: pip install 'quintain-offline[images]'"
         ) from error
     checked = _RankingRow.model_validate(row)
     places = [[place] if isinstance(place, str) else place for place in checked.pictures]
-    stored = [
-        [picture(name if name.startswith("data:") else folder / name) for name in place]
-        for place in places
-    ]
+    stored = [[picture(of_row(name, folder)) for name in place] for place in places]
     if len({name for place in stored for name in place}) < sum(map(len, stored)):
         raise UsageError("the same picture is ranked twice; leave one out")
     for index, place in enumerate(stored):
