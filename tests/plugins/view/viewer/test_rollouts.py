@@ -26,7 +26,7 @@ from quintain.types.rollout import Group, Turn
 from quintain.types.transcript import Branch, TokenSource, Transcript
 from quintain_view.viewer.command import newest, spread
 from quintain_view.viewer.page import instructive, json_in_html
-from quintain_view.viewer.pictures import shared
+from quintain_view.viewer.pictures import seen, shared
 from quintain_view.viewer.stored import SOURCES, rewrites_of, token_rows
 
 from .rollout_run import HOSTILE, make_run, rollout
@@ -541,6 +541,12 @@ def test_pictures_are_labels_and_small_ones(
         small, large = map(opened, page["pictures"])
         assert (small.size, small.getpixel((0, 0))) == ((6, 4), (255, 0, 0))
         assert large.size == (160, 1)
+
+
+@pytest.mark.parametrize("given", [["https://example.org/a.png", 3, "data:a"], "data:a"])
+def test_an_address_that_is_stored_is_not_fetched(given: Any) -> None:
+    message = {"role": "user", "content": "a", "pictures": given}
+    assert seen(message)["pictures"] == (["data:a"] if isinstance(given, list) else [])
 
 
 def opened(url: str) -> Any:

@@ -23,9 +23,12 @@ def labelled(text: str) -> str:
 
 def seen(message: dict[str, Any]) -> dict[str, Any]:
     """Return a stored *message* with labels in its content, and under ``pictures`` the small ones:
-    ``data:`` URLs, in their order.
+    ``data:`` URLs, in their order. Others that are stored there are left out: a page fetches nothing.
     """
     content = message.get("content") or ""
+    if given := message.get("pictures"):
+        urls = given if isinstance(given, list) else ()
+        message = message | {"pictures": [url for url in urls if str(url).startswith("data:")]}
     if PICTURE not in content:
         return message
     pictures = _small(message["role"], content) if find_spec("quintain_vision") else ()
