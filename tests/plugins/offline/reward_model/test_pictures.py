@@ -125,6 +125,30 @@ def test_a_damaged_file_is_refused(tmp_path: Path, file: str) -> None:
         load_scoring_model(str(folder))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda made: {},
+        lambda made: [],
+        lambda made: without("head")(made),
+        lambda made: {**made, "head": 3},
+        lambda made: {**made, "vision": {**made["vision"], "hidden_size": "wide"}},
+        lambda made: without("mean")(made),
+        lambda made: {**made, "words": "many"},
+    ],
+)
+def test_settings_that_are_none_are_refused(tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    (tmp_path / "own").mkdir()
+    model = new_picture_model(["a cat"], seed=0, side=16, patch=8, width=8)
+    model.module.save_pretrained(tmp_path / "own")
+    model.tokenizer.save_pretrained(tmp_path / "own")
+    load_scoring_model(str(tmp_path / "own"))
+    file = tmp_path / "own" / "image_reward.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(UsageError, match=r"image_reward\.json"):
+        load_scoring_model(str(tmp_path / "own"))
+
+
 def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:
@@ -236,6 +260,30 @@ def test_rankings_that_say_nothing_are_refused(
     ]
     with pytest.raises(UsageError, match=message):
         read_pairs(written(tmp_path, *rows))
+
+
+@pytest.mark.parametrize("way", ["absolute", "up", "link"])
+def test_a_ranking_reads_no_file_outside_of_its_folder(tmp_path: Path, way: str) -> None:
+    secret, folder = tmp_path / "secret.png", tmp_path / "table"
+    noise(0).save(secret)
+    folder.mkdir()
+    (folder / "link.png").symlink_to(secret)
+    name = {"absolute": str(secret), "up": "../secret.png", "link": "link.png"}[way]
+    path = written(folder, {"prompt": "a", "pictures": ["a.png", name]})
+    with pytest.raises(UsageError, match=r"rankings\.jsonl:1.*is outside of"):
+        read_pairs(path)
+
+
+def test_a_ranking_of_a_data_set_has_no_paths(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    names = []
+    for name in "ab":
+        noise(ord(name), (8, 8)).save(tmp_path / f"{name}.png")
+        names.append(str(tmp_path / f"{name}.png"))
+    rows = datasets.Dataset.from_list([{"prompt": "a", "pictures": names}])
+    rows.save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(UsageError, match="row 1.*and no paths"):
+        read_pairs(str(tmp_path / "saved"))
 
 
 # ---------------------------------------------------------------- what is learned

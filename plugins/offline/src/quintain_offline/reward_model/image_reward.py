@@ -156,7 +156,15 @@ def load_image_reward(name: str, *, dtype: str, device: str) -> tuple[ImageRewar
     folder = Path(name).expanduser()
     published = not (folder / CONFIG).is_file()
     settings, tensors = (_published if published else _own)(folder)
-    module = ImageReward(settings)
+    try:
+        module = ImageReward(settings)
+        if not (math.isfinite(settings["mean"]) and settings["std"] > 0 < settings["words"]):
+            raise ValueError("expected a finite mean, and std and words above 0")
+    except Exception as error:  # the classes of BLIP raise their own for a value
+        raise UsageError(
+            f"{folder / CONFIG} has not the settings of a model ({type(error).__name__}: {error}); "
+            "train or copy it again"
+        ) from error
     have = {key: value.shape for key, value in module.state_dict().items()}
     given = {key: value.shape for key, value in tensors.items()}
     wrong = sorted(key for key in have.keys() | given.keys() if have.get(key) != given.get(key))
