@@ -264,6 +264,22 @@ def test_the_journal_counts_the_servers_that_died_in_a_request(tmp_path: Path) -
         journal.close()
 
 
+def test_weights_in_a_folder_without_its_journal_stay(tmp_path: Path) -> None:
+    """The folder may have been copied without the file of SQLite; a later start keeps them, too."""
+    name = "0" * 32
+    copied, left = f"checkpoints/{name}.safetensors", f"samplers/{name}.safetensors"
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / copied).touch()
+    for found, swept in (([copied], []), ([], [left])):
+        journal = Journal(tmp_path)
+        assert journal.found == found
+        assert journal.sweep() == swept
+        assert (tmp_path / copied).exists()
+        journal.close()
+        (tmp_path / "samplers").mkdir(exist_ok=True)
+        (tmp_path / left).touch()
+
+
 def test_files_that_a_killed_server_left_are_swept(tmp_path: Path) -> None:
     """Whatever the journal names stays, and so does what is none of the server's."""
     model, state = save_tiny(tmp_path / "tiny"), tmp_path / "state"

@@ -14,7 +14,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -55,6 +55,7 @@ CREATE TABLE IF NOT EXISTS checkpoint (path TEXT PRIMARY KEY, owner TEXT, model 
     kind TEXT, created REAL, expires REAL, bytes INTEGER, public INTEGER DEFAULT 0, about TEXT,
     file TEXT);
 CREATE TABLE IF NOT EXISTS base (digest TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS found (file TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS reply (key TEXT PRIMARY KEY, body TEXT);
 """
 
@@ -86,6 +87,8 @@ class Journal:
 
     Attributes:
         deaths: of requests without a result, how many servers died while they computed them.
+        found: files of weights that were there before the journal, which has just been made; they
+            stay at this and at every later start.
 
     Raises:
         UsageError: another server uses the folder.
@@ -107,7 +110,12 @@ class Journal:
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
-        self._db.executescript(SCHEMA)
+        (tables,) = self._db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+        self._db.executescript(f"BEGIN; {SCHEMA}")
+        # A folder that was copied without its journal has the only copy of somebody's weights.
+        self.found = [] if tables else [*self._weights()]
+        self._db.executemany("INSERT INTO found VALUES (?)", [(file,) for file in self.found])
+        self._db.commit()
         self.deaths = self._deaths()
 
     def belong_to(self, base: str) -> None:
@@ -136,21 +144,27 @@ class Journal:
                 "SELECT snapshot AS file FROM model WHERE unloaded = 0"
                 " UNION SELECT file FROM sampler WHERE path IS NULL"
                 " UNION SELECT file FROM checkpoint"
+                " UNION SELECT file FROM found"
             )
         }
         swept = []
-        places = ("models/*/*", "samplers/*", "checkpoints/*", "external/*/*")
-        for path in sorted(chain.from_iterable(map(self.folder.glob, places))):
-            file = path.relative_to(self.folder).as_posix()
+        for file in self._weights():
             # an export is named by its folder
-            known = {file, file.rpartition("/")[0]} & named
-            if WEIGHTS.fullmatch(file) and not known:
-                path.unlink()
+            if not {file, file.rpartition("/")[0]} & named:
+                (self.folder / file).unlink()
                 swept.append(file)
         for folder in {(self.folder / file).parent for file in swept if file.count("/") == 2}:
             if not any(folder.iterdir()):
                 folder.rmdir()
         return swept
+
+    def _weights(self) -> Iterator[str]:
+        """Yield the files of weights in the folder, whoever wrote them."""
+        places = ("models/*/*", "samplers/*", "checkpoints/*", "external/*/*")
+        for path in sorted(chain.from_iterable(map(self.folder.glob, places))):
+            file = path.relative_to(self.folder).as_posix()
+            if WEIGHTS.fullmatch(file):
+                yield file
 
     def begin(self, ids: Iterable[str]) -> None:
         """Note which requests are computed from now on, for the start after a kill.

@@ -98,6 +98,13 @@ class TinkerServer(Server):
         except UsageError:
             await self._close()
             raise
+        if found := self._journal.found:
+            _log.warning(
+                "%s had no journal: %d files of weights in it stay, and no client can name them; "
+                "if the folder was copied, copy journal.sqlite, too",
+                self._journal.folder,
+                len(found),
+            )
         if swept := self._journal.sweep():
             _log.info("removed %d files of weights that killed servers left", len(swept))
         await super().__aenter__()
