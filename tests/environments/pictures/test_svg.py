@@ -250,6 +250,15 @@ def test_a_drawing_that_takes_too_long_is_a_fault_of_the_policy() -> None:
         assert drawing.draw(RED, 64)
 
 
+def test_a_drawing_that_a_loaded_machine_computes_slowly_is_a_fault_of_the_policy() -> None:
+    """It has not used its limit when the patience ends, and computes on."""
+    with process(cpu_seconds=0.5) as drawing:
+        drawing.draw(RED, 64)
+        drawing.patience = 0.3
+        with pytest.raises(DrawingFault, match=r"more than 0\.5 s"):
+            drawing.draw(PAGE.format(DASHES), 64)
+
+
 def test_a_drawing_that_takes_too_much_memory_is_a_fault_of_the_policy() -> None:
     with process(memory=64) as drawing:
         with pytest.raises(DrawingFault, match="more memory than 64 MiB"):

@@ -29,6 +29,8 @@ BY_THE_DRAWING = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 KNOWN = b'{"svg": "<svg><rect width=\\"9\\" height=\\"9\\"/></svg>", "size": 16}'
 """A request that every renderer meets."""
 SIZES = range(1, 1025)
+MOST_PATIENCE = 20
+"""Times the patience that one drawing may take, on a machine that hardly computes it."""
 
 
 class DrawingFault(PolicyFault):
@@ -49,8 +51,9 @@ class DrawingProcess:
     Attributes:
         cpu_seconds: of a drawing; the kernel ends the process then.
         memory: of the process, MiB.
-        patience: seconds by the clock, after which the process is stuck, whatever else the machine
-            does.
+        patience: seconds by the clock in which a process that waits for no CPU does something. One
+            that computes is waited for, up to `MOST_PATIENCE` times as long: on a machine with much
+            to do, it ends by *cpu_seconds* as on any other.
     """
 
     def __init__(
@@ -111,7 +114,7 @@ class DrawingProcess:
 
     def _ask(self, request: bytes) -> bytes:
         self._started()
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + MOST_PATIENCE * self.patience
         try:
             self._write(LENGTH.pack(len(request)) + request, deadline)
             length = LENGTH.unpack(self._read(LENGTH.size, deadline))[0]
@@ -146,11 +149,25 @@ class DrawingProcess:
     def _wait(self, pipe: int, event: int, deadline: float) -> None:
         waiting = select.poll()  # `select.select` refuses descriptors above 1023
         waiting.register(pipe, event)
-        if not waiting.poll(1000 * max(0.0, deadline - time.monotonic())):
-            raise InfrastructureError(
-                f"the process that draws SVG is silent for {self.patience:g} s; the machine may have "
-                "too much to do"
-            )
+        used = self._cpu_ticks()
+        while not waiting.poll(1000 * self.patience):
+            before, used = used, self._cpu_ticks()
+            if used == before or time.monotonic() > deadline:
+                raise InfrastructureError(
+                    f"the process that draws SVG is silent for {self.patience:g} s; the machine may "
+                    "have too much to do"
+                )
+
+    def _cpu_ticks(self) -> int:
+        """Return the CPU time of the process, in ticks of ``proc_pid_stat(5)``; 0 where the system
+        has no ``/proc``.
+        """
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except FileNotFoundError:
+            return 0
+        user, system = stat.rpartition(")")[2].split()[11:13]
+        return int(user) + int(system)
 
     def _started(self) -> None:
         if self._process is not None:
