@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from quintain import Message, Sampling
+from quintain import InfrastructureError, Message, Sampling
 from quintain.models import PICTURE_TOKENS
 from quintain_vision import picture, tool_picture
 
@@ -165,6 +165,29 @@ def test_a_text_of_an_agent_spells_no_picture(api: str) -> None:
                     for c in here.policy.conversations.values()
                     for m in c._conversation.messages
                 )
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("by_a_tool", [False, True])
+def test_a_store_that_cannot_be_written_fails_the_episode(
+    api: str, by_a_tool: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "file"))
+
+    async def play() -> None:
+        async with client() as here:
+            image = part(api, url_of(png()))
+            items = [user(), *result(api, image)] if by_a_tool else [user(image)]
+            status, body = await send(here, api, *items)
+            assert (status, str(tmp_path) in str(body)) == (500, False)
+            details = body["error"].get("details", {})
+            assert "internal_error" in (body["error"].get("code"), details.get("error_code"))
+            assert isinstance(here.endpoint.failure, InfrastructureError)
+            status, _ = await send(here, api, user(text(api, "Go on.")))
+            assert (status, here.endpoint.failure is None) == (200, False)
 
     asyncio.run(play())
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from quintain import InfrastructureError
+
 from . import chat, messages, responses
 from .endpoint import Endpoint
 from .errors import ApiError
@@ -147,10 +149,20 @@ async def answer(
     body = parsed(request.body)
     if path == "/v1/feedback":
         return _json(endpoint.rated(body))
-    if path == "/v1/messages/count_tokens":
-        return _json({"input_tokens": endpoint.prompt_tokens(messages.request_of(body))})
-    served = {"/v1/chat/completions": _chat, "/v1/messages": _messages, "/v1/responses": _responses}
-    return await served[path](endpoint, body)
+    served = {
+        "/v1/chat/completions": _chat,
+        "/v1/messages": _messages,
+        "/v1/messages/count_tokens": _count_tokens,
+        "/v1/responses": _responses,
+    }
+    try:
+        return await served[path](endpoint, body)
+    except InfrastructureError as e:  # of the pictures: those of the engine are answers
+        raise endpoint.not_read(e) from e
+
+
+async def _count_tokens(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
+    return _json({"input_tokens": endpoint.prompt_tokens(messages.request_of(body))})
 
 
 async def _chat(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:

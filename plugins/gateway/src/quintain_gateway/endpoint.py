@@ -82,7 +82,7 @@ class Endpoint:
         self.models: dict[str, None] = {}
         self._names, self._other = names, other
         self._threads_of_others: dict[str, Threads] = {}
-        self._failures: dict[Thread, BaseException] = {}
+        self._failures: dict[Thread | None, BaseException] = {}
         self._faults: dict[Thread, str] = {}
         self._room = asyncio.Semaphore(concurrency)
         self._waiting, self._queue = 0, queue
@@ -170,6 +170,14 @@ class Endpoint:
             return len(conversation.prompt_ids())
         except UsageError as e:
             raise ApiError(400, "unsupported_messages", str(e), param="messages") from e
+
+    def not_read(self, error: InfrastructureError) -> ApiError:
+        """Note that *error* of ours kept a request from being read, which no later one repairs, and
+        return what the agent is told: nothing of this machine.
+        """
+        self._failures.setdefault(None, error)
+        logging.getLogger(__name__).error("a request was not read: %s", error)
+        return ApiError(500, "internal_error", "the gateway cannot store the images of the request")
 
     async def submit(self, request: TurnRequest) -> list[PolicyTurn]:
         """Return the ``request.n`` answers to a request. Cancelling the call cancels their

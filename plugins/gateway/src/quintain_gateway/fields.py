@@ -131,7 +131,12 @@ def _without_pictures(text: str, role: str) -> str:
 
 
 def picture_of(part: Mapping[str, Any], where: str, role: str) -> str:
-    """Return what stands for an image of the user or of a tool in a message."""
+    """Return what stands for an image of the user or of a tool in a message.
+
+    Raises:
+        ApiError: the image is refused.
+        InfrastructureError: it cannot be stored.
+    """
     url = _url_of(part, where)
     if not url.startswith("data:"):
         raise unsupported(
@@ -141,11 +146,13 @@ def picture_of(part: Mapping[str, Any], where: str, role: str) -> str:
         raise unsupported(
             where, f"{where} is an image; for those, pip install 'quintain-gateway[pictures]'"
         )
-    from quintain_vision import PictureError, PictureLimits, picture, tool_picture
+    from quintain_vision import PictureError, PictureLimits, StoreError, picture, tool_picture
 
     limits = PictureLimits(pixels=MOST_PIXELS)
     try:
         return (picture if role == "user" else tool_picture)(url, limits=limits)
+    except StoreError:  # ours, and no fault of the request
+        raise
     except PictureError as e:
         raise invalid(f"{where}: {e}", where, "invalid_image") from None
 

@@ -5,13 +5,14 @@ What models see of them is in `quintain_vision.source`, which needs torch and tr
 
 from __future__ import annotations
 
-from .files import PictureError, PictureLimits, of_row
+from .files import PictureError, PictureLimits, StoreError, of_row
 from .messages import content_json, message, parts, picture, shown, thumbnails, tool_picture
 from .store import get as stored
 
 __all__ = [
     "PictureError",
     "PictureLimits",
+    "StoreError",
     "content_json",
     "message",
     "of_row",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from quintain.errors import UsageError
+from quintain.errors import InfrastructureError, UsageError
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 """What is read."""
@@ -39,6 +39,10 @@ _BROKEN = (
 
 class PictureError(UsageError):
     """A picture that is refused, broken or lost; the message says why and what to do."""
+
+
+class StoreError(PictureError, InfrastructureError):
+    """The folder of the pictures cannot be written: no fault of a picture, nor of who sent it."""
 
 
 @dataclass(frozen=True, kw_only=True)

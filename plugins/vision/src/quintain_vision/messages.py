@@ -37,6 +37,7 @@ def picture(source: bytes | str | Path, *, limits: PictureLimits | None = None) 
 
     Raises:
         PictureError: it is refused or broken.
+        StoreError: the folder of the pictures cannot be written.
     """
     found = _stored(source, limits)
     return _reference(found.width, found.height, found.digest)
@@ -51,6 +52,7 @@ def tool_picture(source: bytes | str | Path, *, limits: PictureLimits | None = N
 
     Raises:
         PictureError: it is refused or broken.
+        StoreError: the folder of the pictures cannot be written.
     """
     found = _stored(source, limits)
     signed = signature(f"{found.width}x{found.height} {found.digest[:SHORT]}")

@@ -16,7 +16,7 @@ from PIL import Image
 
 from quintain.store import cache_folder
 
-from .files import Picture, PictureError, decode, digest_of
+from .files import Picture, PictureError, StoreError, decode, digest_of
 
 SHORT = 12
 """Digits of a digest in the id of a token. Two pictures that begin alike are refused."""
@@ -34,7 +34,8 @@ def put(picture: Picture) -> None:
     """Store *picture*, unless it is there.
 
     Raises:
-        PictureError: another picture has the same first digits, or the folder cannot be written.
+        PictureError: another picture has the same first digits.
+        StoreError: the folder cannot be written.
     """
     if _is_alone(picture.digest):
         return
@@ -75,8 +76,8 @@ def _written(place: Path, data: bytes) -> str:
     return file.name
 
 
-def _unwritable(path: Path, error: OSError) -> PictureError:
-    return PictureError(
+def _unwritable(path: Path, error: OSError) -> StoreError:
+    return StoreError(
         f"{path} cannot be stored: {error}; name a folder that can be written in QUINTAIN_CACHE"
     )
 
@@ -86,7 +87,7 @@ def signature(text: str, *, new: bool = True) -> str:
     secret of the store. Empty if it has none, unless a *new* one is made.
 
     Raises:
-        PictureError: the folder of the store cannot be written.
+        StoreError: the folder of the store cannot be written.
     """
     if not new and not (folder() / "secret").exists():
         return ""

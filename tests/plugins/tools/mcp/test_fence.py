@@ -18,7 +18,7 @@ from mcp.types import EmbeddedResource as Embedded
 from mcp.types import TextResourceContents as Text
 from PIL import Image
 
-from quintain import Message
+from quintain import InfrastructureError, Message
 from quintain.console import printable
 from quintain_tools.mcp.fence import escaped, fenced, unescaped
 from quintain_tools.mcp.result import read_result
@@ -198,6 +198,15 @@ def test_an_image_may_be_a_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read("a", resource).shown == f"a\n{tool_picture(png())}"
     monkeypatch.setattr("quintain_tools.mcp.result.find_spec", lambda name: None)
     assert read(resource).shown == f"[resource: file:///c.png, {len(png())} bytes, not shown]"
+
+
+def test_a_store_that_cannot_be_written_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "file"))
+    with pytest.raises(InfrastructureError, match="cannot be stored"):
+        read(image(png()))
 
 
 @pytest.mark.usefixtures("pictures")

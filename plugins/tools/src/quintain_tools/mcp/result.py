@@ -60,7 +60,11 @@ def refused(reason: str) -> McpResult:
 
 
 def read_result(result: CallToolResult, tool: str, limit: int, *, fence: bool) -> McpResult:
-    """Read *result* with at most *limit* characters."""
+    """Read *result* with at most *limit* characters.
+
+    Raises:
+        InfrastructureError: its pictures cannot be stored.
+    """
     text, size = "", 0
     for number, part in enumerate(chain(_parts(result), _structured(result, limit))):
         size += len(part) + bool(number)
@@ -128,10 +132,12 @@ def _image(kind: str, data: str, number: int) -> str:
     if number > MOST_PICTURES:
         reason = f": a result shows {MOST_PICTURES} pictures"
     elif find_spec("quintain_vision") is not None:
-        from quintain_vision import PictureError, tool_picture
+        from quintain_vision import PictureError, StoreError, tool_picture
 
         try:
             return tool_picture(f"data:image/any;base64,{data}")
+        except StoreError:  # ours, and nothing that the policy should read
+            raise
         except PictureError as e:  # of the server, whose pictures must not end a run
             reason = f": {_line(str(e))}"
     return f"[image: {_line(kind)}, {_size(data):,} bytes, not shown{reason}]"
