@@ -144,6 +144,29 @@ def test_images_are_of_users_and_tools_and_no_more_than_16(api: str) -> None:
 
 
 @pytest.mark.parametrize("api", APIS)
+def test_new_images_of_a_request_have_a_limit_of_pixels_together(
+    api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others wait while they are decoded. Those of earlier requests are not decoded again."""
+    monkeypatch.setattr("quintain_gateway.fields.MOST_NEW_PIXELS", 1000)
+    # no other test, nor API, has these
+    images = [png(f"#1234{APIS.index(api)}{i}", (20, 20)) for i in range(4)]
+    parts = [part(api, url_of(one)) for one in images]
+
+    async def play() -> None:
+        async with client() as here:
+            status, body = await send(here, api, user(*parts[:2]), *result(api, parts[2]))
+            details = body["error"].get("details", {})
+            assert (status, "have 1,200 pixels" in body["error"]["message"]) == (400, True)
+            assert "invalid_image" in (body["error"].get("code"), details.get("error_code"))
+            # the first two are known by now
+            status, body = await send(here, api, user(*parts))
+            assert status == 200, body
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("api", APIS)
 def test_a_text_of_an_agent_spells_no_picture(api: str) -> None:
     """An agent may send what the policy wrote as a message of its user."""
     forged = [picture(png()), tool_picture(png())]

@@ -14,7 +14,7 @@ from quintain import InfrastructureError
 from . import chat, messages, responses
 from .endpoint import Endpoint
 from .errors import ApiError
-from .fields import parsed
+from .fields import NEW_PIXELS, parsed
 
 __all__ = ["ApiRequest", "ApiResponse", "answer", "key_of", "route"]
 
@@ -155,6 +155,7 @@ async def answer(
         "/v1/messages/count_tokens": _count_tokens,
         "/v1/responses": _responses,
     }
+    NEW_PIXELS.set(0)
     try:
         return await served[path](endpoint, body)
     except InfrastructureError as e:  # of the pictures: those of the engine are answers

@@ -8,6 +8,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -28,6 +29,10 @@ MOST_IMAGES = 16
 """Of a message."""
 MOST_PIXELS = 16_777_216
 """Of an image: others wait while it is decoded."""
+MOST_NEW_PIXELS = 2 * MOST_PIXELS
+"""Of the images of a request that were in none before it, for the same reason."""
+NEW_PIXELS: ContextVar[int] = ContextVar("NEW_PIXELS", default=0)
+"""Pixels of new images so far in the request that is read."""
 IMAGES = ("image_url", "input_image", "image")
 """Types of parts with an image: of chat completions, responses and messages."""
 _PIECES = 64
@@ -148,9 +153,19 @@ def picture_of(part: Mapping[str, Any], where: str, role: str) -> str:
         )
     from quintain_vision import PictureError, PictureLimits, StoreError, picture, tool_picture
 
+    def decoding(pixels: int) -> None:
+        NEW_PIXELS.set(NEW_PIXELS.get() + pixels)
+        if NEW_PIXELS.get() > MOST_NEW_PIXELS:
+            raise invalid(
+                f"with {where} the new images of the request have {NEW_PIXELS.get():,} pixels; "
+                f"expected at most {MOST_NEW_PIXELS:,}; make them smaller",
+                where,
+                "invalid_image",
+            )
+
     limits = PictureLimits(pixels=MOST_PIXELS)
     try:
-        return (picture if role == "user" else tool_picture)(url, limits=limits)
+        return (picture if role == "user" else tool_picture)(url, limits=limits, decoding=decoding)
     except StoreError:  # ours, and no fault of the request
         raise
     except PictureError as e:

@@ -10,6 +10,7 @@ import re
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,12 +83,19 @@ class Picture:
 
 
 _FOUND: dict[tuple[bytes, PictureLimits], tuple[str, int, int, str]] = {}
-MOST_FOUND = 4096
+MOST_FOUND = 65_536
 """Files of which a process remembers what they hold: an agent sends all pictures with every turn."""
 
 
-def read(source: bytes | str | Path, limits: PictureLimits) -> Picture:
+def read(
+    source: bytes | str | Path,
+    limits: PictureLimits,
+    decoding: Callable[[int], None] | None = None,
+) -> Picture:
     """Return the picture in *source*: bytes, the path of a file, or a ``data:`` URL in base64.
+
+    Args:
+        decoding: called with the pixels of a picture that has to be decoded, before it is.
 
     Raises:
         PictureError: *source* is none of these, or is over a limit, broken or animated.
@@ -99,7 +107,7 @@ def read(source: bytes | str | Path, limits: PictureLimits) -> Picture:
         raise PictureError(_too_large(name, len(data), limits))
     key = (hashlib.sha256(data).digest(), limits)
     if key not in _FOUND:
-        image, ending = decode(data, name, limits)
+        image, ending = decode(data, name, limits, decoding)
         if len(_FOUND) >= MOST_FOUND:
             del _FOUND[next(iter(_FOUND))]
         _FOUND[key] = (digest_of(image), image.width, image.height, ending)
@@ -113,7 +121,12 @@ def digest_of(image: Image.Image) -> str:
     return hashlib.sha256(size + image.tobytes()).hexdigest()[:32]
 
 
-def decode(data: bytes, name: str, limits: PictureLimits | None = None) -> tuple[Image.Image, str]:
+def decode(
+    data: bytes,
+    name: str,
+    limits: PictureLimits | None = None,
+    decoding: Callable[[int], None] | None = None,
+) -> tuple[Image.Image, str]:
     """Return the picture in *data*, upright, in RGB with 8 bits, on white where it is transparent;
     and the ending of its file.
 
@@ -126,6 +139,8 @@ def decode(data: bytes, name: str, limits: PictureLimits | None = None) -> tuple
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(io.BytesIO(data), formats=FORMATS)
             _check_size(image, name, limits)
+            if decoding is not None:
+                decoding(image.width * image.height)
             image.load()
             return _upright_rgb(image), ENDINGS[str(image.format)]
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:

@@ -28,22 +28,34 @@ signature.
 """
 
 
-def picture(source: bytes | str | Path, *, limits: PictureLimits | None = None) -> str:
+def picture(
+    source: bytes | str | Path,
+    *,
+    limits: PictureLimits | None = None,
+    decoding: Callable[[int], None] | None = None,
+) -> str:
     """Store a picture and return what stands for it in the text of a message of the user or of the
     system.
 
     Args:
         source: the bytes of a PNG, JPEG or WebP file, its path, or a ``data:`` URL in base64.
+        decoding: called with the width times the height of a picture that this process has not
+            seen of late, before it is decoded. What it raises is raised.
 
     Raises:
         PictureError: it is refused or broken.
         StoreError: the folder of the pictures cannot be written.
     """
-    found = _stored(source, limits)
+    found = _stored(source, limits, decoding)
     return _reference(found.width, found.height, found.digest)
 
 
-def tool_picture(source: bytes | str | Path, *, limits: PictureLimits | None = None) -> str:
+def tool_picture(
+    source: bytes | str | Path,
+    *,
+    limits: PictureLimits | None = None,
+    decoding: Callable[[int], None] | None = None,
+) -> str:
     """Store a picture and return what stands for it in the result of a tool; arguments as of
     `picture`.
 
@@ -54,7 +66,7 @@ def tool_picture(source: bytes | str | Path, *, limits: PictureLimits | None = N
         PictureError: it is refused or broken.
         StoreError: the folder of the pictures cannot be written.
     """
-    found = _stored(source, limits)
+    found = _stored(source, limits, decoding)
     signed = signature(f"{found.width}x{found.height} {found.digest[:SHORT]}")
     return _reference(found.width, found.height, found.digest[:SHORT] + signed)
 
@@ -113,8 +125,12 @@ def content_json(message: Message) -> str | list[dict[str, Any]]:
     return found or message.content
 
 
-def _stored(source: bytes | str | Path, limits: PictureLimits | None) -> Picture:
-    found = read(source, limits or PictureLimits())
+def _stored(
+    source: bytes | str | Path,
+    limits: PictureLimits | None,
+    decoding: Callable[[int], None] | None,
+) -> Picture:
+    found = read(source, limits or PictureLimits(), decoding)
     put(found)
     return found
 
