@@ -29,7 +29,7 @@ from .common import ROOT, Line, Panel, Report, main
 
 RECIPE = "examples/pictures/counting.toml"
 STEPS, TASKS = 60, 200
-LEAST_SEEDS = 1
+LEAST_SEEDS = 3
 """Of a page: whole runs."""
 OTHERS: Mapping[str, Mapping[str, Any]] = {
     "pictures as in training": {},
