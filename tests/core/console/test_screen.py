@@ -41,7 +41,7 @@ def test_progress_without_a_terminal_is_sparse(
     for done in range(1, 41):
         clock.now = done * (1.0 if done <= 20 else 60.0)  # slow, then slower
         screen.advance()
-    lines = [f"sums test: {done} of 40" for done in (10, 20, 24, 28, 32, 36, 40)]
+    lines = [f"sums test: {done} of 40 done" for done in (10, 20, 24, 28, 32, 36, 40)]
     assert capsys.readouterr().err.splitlines() == ["sums test ...", *lines]
 
 
