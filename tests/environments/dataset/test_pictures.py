@@ -21,18 +21,14 @@ from quintain_env_dataset.pictures import with_pictures
 from quintain_env_dataset.readers import Record, _of_hub
 from quintain_vision import picture
 
+from ...pictures import png
+
 COLOURS = ["red", "green", "blue", "white"]
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
-
-
-def png(colour: str) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (4, 2), colour).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def saved(place: Path, rows: list[dict[str, Any]]) -> str:

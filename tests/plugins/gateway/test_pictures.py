@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from quintain import InfrastructureError, Message, Sampling
 from quintain.models import PICTURE_TOKENS
 from quintain_vision import picture, tool_picture
 
+from ...pictures import png
 from .kit import ADD, Client, client
 
 APIS = ["chat", "responses", "messages"]
@@ -23,12 +22,6 @@ APIS = ["chat", "responses", "messages"]
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
-
-
-def png(colour: str = "red", size: tuple[int, int] = (40, 28)) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", size, colour).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 def url_of(data: bytes) -> str:
@@ -112,7 +105,7 @@ def test_images_of_users_and_tools_are_pictures(api: str) -> None:
         ("https://example.org/a.png", "unsupported_parameter", "nothing is fetched"),
         ("file:///etc/passwd", "unsupported_parameter", "nothing is fetched"),
         (url_of(b"no picture"), "invalid_image", "no PNG, JPEG or WebP"),
-        (url_of(png()[:60]), "invalid_image", "broken"),
+        (url_of(png(size=(40, 28))[:60]), "invalid_image", "broken"),
         (url_of(png(size=(4097, 4096))), "invalid_image", "the limit is 16,777,216"),
     ],
 )

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import io
 from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
 
 from quintain import Message
 from quintain_judge import JudgeService
 from quintain_vision import picture
 
+from ...pictures import png
 from .kit import JudgeServer, judged, scored
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
-
-
-def png(colour: str) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (4, 2), colour).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from quintain_vision import parts, picture, stored
 from .rendering import DrawingFault, render, svg_of
 from .scenes import COLOURS, KINDS, SHARES, PlainShape
 from .scenes import svg_of as svg_of_shapes
+from .seen import png_of
 
 SIZE = 64
 """Width and height of the renderings, in pixels."""
@@ -216,7 +216,7 @@ class Drawing(Environment[RequestTask, str]):
             image = await asyncio.to_thread(render, svg_of(turn.reply), SIZE)
         except DrawingFault:
             return ""
-        return picture(_png(image))
+        return picture(png_of(image))
 
     @control(scores="max")
     def oracle(self, task: RequestTask, messages: Sequence[Message]) -> str:
@@ -262,7 +262,7 @@ def rankings(tasks: Iterable[RequestTask], *, pictures: int = 4, seed: int = 0) 
         for number in range(pictures):
             wanted = _changed(task.wanted, random) if number else dict(task.wanted)
             value = _overlap(Counter(task.wanted), Counter(wanted))
-            png = _png(render(drawn(wanted, random), SIZE))
+            png = png_of(render(drawn(wanted, random), SIZE))
             url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
             if url not in seen and (value < 1 or not number):
                 seen.add(url)
@@ -287,12 +287,6 @@ def _changed(wanted: Mapping[str, int], random: Random) -> dict[str, int]:
         count = random.choice([n for n in range(1, len(NUMBERS)) if n != count])
     changed[f"{colour} {kind}"] = min(changed.get(f"{colour} {kind}", 0) + count, len(NUMBERS) - 1)
     return changed
-
-
-def _png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()
 
 
 def _words(wanted: Mapping[str, int]) -> str:

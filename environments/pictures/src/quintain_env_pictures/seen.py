@@ -121,7 +121,7 @@ class DrawnEnvironment(Environment[T, R]):
             if digest in seen or split_of(digest) != split:
                 continue
             seen.add(digest)
-            task = make(prompt=[Message("user", f"{picture(_png(image))}\n{question}")])
+            task = make(prompt=[Message("user", f"{picture(png_of(image))}\n{question}")])
             if self.blind:  # the same task, to compare with
                 task = replace(task, prompt=[Message("user", question)])
             yield task
@@ -183,7 +183,8 @@ def empty(size: int) -> Image.Image:
     return Image.new("RGB", (size, size), "white")
 
 
-def _png(image: Image.Image) -> bytes:
+def png_of(image: Image.Image) -> bytes:
+    """Return *image* as the content of a file of PNG."""
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -18,6 +17,7 @@ from quintain_vision import picture
 from .rendering import DrawingFault, render, svg_of
 from .scenes import draw, scenes
 from .scenes import svg_of as svg_of_shapes
+from .seen import png_of
 from .svg_worker import OTHERS, SHAPES
 
 ELEMENTS = ", ".join(name for name in (*OTHERS, *SHAPES) if name != "svg")
@@ -121,7 +121,7 @@ class Svg(Environment[DrawingTask, None]):
             if self.prompt == "text":
                 shown = f"On a white page: {'; '.join(shape.words for shape in shapes)}."
             else:
-                shown = picture(_png(render(answer, self.size)))
+                shown = picture(png_of(render(answer, self.size)))
             prompt = [Message("user", f"{shown}\n{asked}")]
             task = DrawingTask(prompt=prompt, answer=answer, size=self.size)
             if self.blind:  # the same task, to compare with
@@ -136,9 +136,3 @@ class Svg(Environment[DrawingTask, None]):
     def demonstrations(self, split: str) -> Iterator[Demonstration]:
         for task in self.tasks(split):
             yield Demonstration(prompt=task.prompt, reply=task.answer)
-
-
-def _png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG")
-    return file.getvalue()

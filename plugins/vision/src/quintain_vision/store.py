@@ -37,7 +37,7 @@ def put(picture: Picture) -> None:
         PictureError: another picture has the same first digits.
         StoreError: the folder cannot be written.
     """
-    if _is_alone(picture.digest):
+    if _is_stored(picture.digest):
         return
     target = folder() / picture.digest[:2] / f"{picture.digest}{picture.ending}"
     try:
@@ -47,13 +47,13 @@ def put(picture: Picture) -> None:
     except OSError as error:
         raise _unwritable(target, error) from error
     try:
-        _is_alone(picture.digest)
+        _is_stored(picture.digest)
     except PictureError:  # stored by another process since: one of the two sees the other
         target.unlink(missing_ok=True)
         raise
 
 
-def _is_alone(digest: str) -> bool:
+def _is_stored(digest: str) -> bool:
     """Return whether the picture *digest* is stored.
 
     Raises:

@@ -4,7 +4,6 @@ policy copies is what the tool wrote.
 
 from __future__ import annotations
 
-import io
 import re
 from base64 import b64encode
 from pathlib import Path
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from mcp.types import BlobResourceContents, CallToolResult, ImageContent, TextContent
 from mcp.types import EmbeddedResource as Embedded
 from mcp.types import TextResourceContents as Text
-from PIL import Image
 
 from quintain import InfrastructureError, Message
 from quintain.console import printable
@@ -26,6 +24,7 @@ from quintain_vision import tool_picture
 from quintain_vision.messages import references
 
 from ....lanes import examples
+from ....pictures import png
 
 SPEAKERS = re.compile(r"(?:^|\n)[ \t]*(?:System|User|Assistant|Tool|### Response):")
 PIECES = st.sampled_from(
@@ -167,12 +166,6 @@ def test_long_hostile_text_takes_linear_time() -> None:
 
 def image(data: bytes) -> ImageContent:
     return ImageContent(type="image", data=b64encode(data).decode(), mime_type="image/png")
-
-
-def png(colour: str = "red") -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (5, 3), colour).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 @pytest.fixture

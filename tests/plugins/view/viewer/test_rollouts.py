@@ -29,6 +29,7 @@ from quintain_view.viewer.page import instructive, json_in_html
 from quintain_view.viewer.pictures import seen, shared
 from quintain_view.viewer.stored import SOURCES, rewrites_of, token_rows
 
+from ....pictures import png
 from .rollout_run import HOSTILE, make_run, rollout
 
 
@@ -485,19 +486,11 @@ def test_the_page_shows_the_marks(tmp_path: Path, monkeypatch: Any) -> None:
 # ------------------------------------------------------------------------------ pictures
 
 
-def png(colour: str, width: int) -> bytes:
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.new("RGB", (width, 4), colour).save(file, "PNG")
-    return file.getvalue()
-
-
 def seeing(tmp_path: Path) -> Path:
     """A run with one rollout: pictures of the user and of a tool, a forged one, and a lost one."""
     from quintain_vision import picture, tool_picture
 
-    red, blue = picture(png("red", 6)), tool_picture(png("blue", 640))
+    red, blue = picture(png("red", (6, 4))), tool_picture(png("blue", (640, 4)))
     lost = red.replace(red[-33:-1], "0" * 32)
     given = (
         Message("user", f"{red}Which colour? {lost}"),
