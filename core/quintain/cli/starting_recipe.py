@@ -17,9 +17,12 @@ FIRST, SMALL = "extraction", "quickstart"
 """Recipes of `quintain train` alone: that of a pretrained model, and where it cannot be had."""
 
 
-def recipe_alone(*, quiet: bool) -> str:
+def recipe_alone(*, quiet: bool, bring: bool = True) -> str:
     """Return the name of the recipe that `quintain train` without a choice runs: `FIRST` once its
     model is here, else `SMALL`, with a line that says why. A download shows its progress.
+
+    Args:
+        bring: download the model; without it, `FIRST` is what would run if it can be had.
     """
     if find_spec("torch") is None:
         return SMALL  # its checks say what to install, before 93 MB are downloaded
@@ -31,7 +34,8 @@ def recipe_alone(*, quiet: bool) -> str:
             for table in recipe.environments:
                 current().load("environment", table.use)
             source = load_subclass("model", recipe.model.name, ModelSource)
-            source.bring(recipe.model.name, screen.note, quiet=quiet)
+            if bring:
+                source.bring(recipe.model.name, screen.note, quiet=quiet)
         except QuintainError as e:
             screen.warn(f"training the small model (recipe {SMALL!r}), not {FIRST!r}: {e}")
             return SMALL
@@ -54,7 +58,8 @@ def recipe_for(environment: str | None, changes: Sequence[str], model: str | Non
     recipe = Recipe.parse(bundled_text(base), [*sets, *changes], source=f"{base}.toml")
     if base != PRETRAINED:
         return recipe
-    from ..recipe.on_cpu import begins_on_cpu, changes_on_cpu
+    from ..recipe.on_cpu import changes_on_cpu
+    from ..recipe.precision import begins_on_cpu
 
     if not begins_on_cpu(recipe):
         return recipe

@@ -154,11 +154,11 @@ def train(
             "another (`quintain list environments`)",
             err=True,
         )
-    if not dry_run and recipe is None and resume is None and not _changes_recipe(choices):
+    if recipe is None and resume is None and not _changes_recipe(choices):
         from .starting_recipe import FIRST, recipe_alone
 
         _recipe(FIRST, **choices)  # options that are refused need no download
-        recipe = recipe_alone(quiet=quiet or as_json)
+        recipe = recipe_alone(quiet=quiet or as_json, bring=not dry_run)
     if dry_run:
         from ..console.screen import Screen
         from ..recipe.check import check_recipe
@@ -291,7 +291,9 @@ def _recipe(
         recipe = recipe.replace({"model.name": model_named(recipe.model.name).path})
     if note := checkpoint_note(recipe.model.name):
         click.echo(f"{model or recipe.model.name}: {note}", err=True)
-    return with_placement(recipe)
+    from ..recipe.precision import settled  # imports torch: a mistake above is said at once
+
+    return with_placement(settled(recipe))
 
 
 def _arguments_of_another(recipe: str, use: str, args: Sequence[str]) -> None:

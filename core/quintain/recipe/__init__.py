@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .placement import placement_table as placement_table
     from .plan import EvaluationPlan as EvaluationPlan
     from .plan import RunPlan as RunPlan
+    from .precision import settled as settled
     from .resolve import EnvironmentSpec as EnvironmentSpec
     from .resolve import engine_kind as engine_kind
     from .resolve import is_model_source as is_model_source

@@ -5,13 +5,8 @@ this processor.
 from __future__ import annotations
 
 import json
-import time
-from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from typing import Any
-
-import torch
 
 from ..console.screen import rough
 from ..errors import QuintainError
@@ -19,6 +14,7 @@ from ..models.paper import module_on_paper
 from ..store.runs import model_named
 from ..types.task import messages_of
 from .plan import RunPlan
+from .precision import processor
 from .resolve import EnvironmentSpec, is_model_source
 from .tables import Recipe
 
@@ -47,55 +43,6 @@ UPDATE_SHARE, DECODING_SHARE = 0.7, 0.7
 """Of the rate of plain products, what updates and decoding reach: of 135 million parameters, two
 threads, 64 samples of 8 prompts.
 """
-SIZE, ROWS, SAMPLE = 1024, 64, 0.12
-"""Of the products that are measured: a square of numbers, the rows of decoding, and the seconds of
-each measurement.
-"""
-HALF_GAIN = 1.3
-"""How many times as fast products in half precision must be, since casts and sums take their part."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Processor:
-    """Rates of plain matrix products here, in FLOP/s.
-
-    Attributes:
-        float32: of two squares.
-        bfloat16: of two squares.
-        decoding: of a few rows and a square, in float32.
-    """
-
-    float32: float
-    bfloat16: float
-    decoding: float
-
-    @property
-    def half(self) -> bool:
-        """Whether half precision is worth it."""
-        return self.bfloat16 > HALF_GAIN * self.float32
-
-
-@cache
-def processor() -> Processor:
-    """Measure this processor, in less than a second."""
-    return Processor(
-        float32=_rate(SIZE, torch.float32),
-        bfloat16=_rate(SIZE, torch.bfloat16),
-        decoding=_rate(ROWS, torch.float32),
-    )
-
-
-def _rate(rows: int, dtype: torch.dtype) -> float:
-    """Return the rate of products of *rows* and a square, on all threads. CPU time decides: programs
-    beside this one do not change the batch.
-    """
-    a, b = torch.ones(rows, SIZE, dtype=dtype), torch.ones(SIZE, SIZE, dtype=dtype)
-    a @ b  # the first one packs and allocates
-    began, products = time.process_time(), 0
-    while (seconds := time.process_time() - began) < SAMPLE:
-        a @ b
-        products += 1
-    return 2 * rows * SIZE * SIZE * products * torch.get_num_threads() / seconds
 
 
 def seconds_of_step(
@@ -145,13 +92,6 @@ def remark_on_cpu(plan: RunPlan, parameters: int) -> str:
         f"no GPU: products of {faster} are {ratio:.1f} times as fast as of {slower} here{keys}, a "
         f"step is estimated at {rough(seconds)}, and {plan.stop.steps} steps at "
         f"{rough(seconds * plan.stop.steps)} without evaluations (stop.minutes bounds a run)"
-    )
-
-
-def begins_on_cpu(recipe: Recipe) -> bool:
-    """Return whether *recipe* runs on a CPU by default: torch finds no GPU, and none is named."""
-    return recipe.model.device == "cpu" or (
-        recipe.model.device == "auto" and not torch.cuda.is_available()
     )
 
 

@@ -21,6 +21,7 @@ from ..interfaces.shared_module import SuggestsSlots, shares_module
 from ..registry.discovery import short_name
 from ..registry.lookup import current
 from ..types.sampling import Sampling
+from .precision import settled
 from .resolve import (
     ClusterKind,
     EnvironmentSpec,
@@ -434,6 +435,7 @@ class RunPlan:
             UsageError: the recipe does not fit what is installed.
             PluginError: a component cannot be loaded.
         """
+        recipe = settled(recipe)
         algorithm = resolve_algorithm(recipe)
         tasks = TaskPlan.of(recipe, algorithm)
         evaluation = EvaluationPlan.of(recipe, algorithm)

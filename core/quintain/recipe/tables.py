@@ -164,7 +164,8 @@ class ModelTable(_Table):
     """``[model]``. *name* is a Hugging Face id, a folder, or a model source: ``"default"`` trains a
     small model itself.
 
-    *dtype* is the precision of the engine; the learner's master weights are always float32.
+    *dtype* is the precision of the engine; the learner's master weights are always float32. With
+    ``"auto"`` it is what this machine computes faster, as for ``learner.precision``.
     *tool_format* is how tool calls are written, ``"auto"`` as in the chat template. *template* has
     arguments of the chat template, such as ``{ enable_thinking = false }``. *history* is how a
     conversation goes on: ``"template"`` renders all messages anew, ``"append"`` the new ones only;
@@ -173,7 +174,7 @@ class ModelTable(_Table):
 
     name: Name = "default"
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "float64", "bf16", "fp16"],
+        Literal["float32", "bfloat16", "float16", "float64", "bf16", "fp16", "auto"],
         synonyms(bf16="bfloat16", fp16="float16"),
     ] = "float32"
     device: Name = "auto"
@@ -337,7 +338,7 @@ class LearnerTable(_Table):
     betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] = (0.9, 0.999)
     max_grad_norm: float = Field(default=1.0, ge=0)
     precision: Annotated[
-        Literal["float32", "bf16", "fp16", "bfloat16", "float16"],
+        Literal["float32", "bf16", "fp16", "bfloat16", "float16", "auto"],
         synonyms(bfloat16="bf16", float16="fp16"),
     ] = "float32"
     float32_head: bool = False

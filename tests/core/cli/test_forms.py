@@ -101,7 +101,7 @@ def test_a_very_high_learning_rate_is_a_warning(capsys: pytest.CaptureFixture[st
         "warning: learner.lr = 1 is very high; usual are 1e-6 to 1e-4, as in --lr 1e-5"
         in capsys.readouterr().err
     )
-    assert main(["train", "--dry-run"]) == 0
+    assert main(["train", "arithmetic", "--dry-run"]) == 0
     assert "warning" not in capsys.readouterr().err
 
 

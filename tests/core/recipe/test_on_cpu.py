@@ -9,19 +9,18 @@ import pytest
 
 from quintain import Demonstration, Environment, Rollout, Task, reward
 from quintain.cli import recipe_for
-from quintain.recipe import Recipe, on_cpu
+from quintain.recipe import Recipe, RunPlan, on_cpu, precision, settled
 from quintain.recipe.on_cpu import (
     MAX_TOKENS,
     PROMPTS,
     SECONDS,
     USUAL_PROMPT,
-    Processor,
     changes_on_cpu,
     longest_reply,
-    processor,
     prompt_length,
     seconds_of_step,
 )
+from quintain.recipe.precision import Processor, processor
 from quintain.recipe.resolve import EnvironmentSpec
 from quintain.registry import current
 
@@ -29,6 +28,12 @@ from ..models.tiny import save_tiny
 
 PLAIN = Processor(float32=1e11, bfloat16=2e10, decoding=5e10)
 HALF = Processor(float32=1e11, bfloat16=4e11, decoding=5e10)
+OPEN = """
+model.dtype = "auto"
+learner.precision = "auto"
+[[environments]]
+use = "arithmetic"
+"""
 
 
 @pytest.fixture
@@ -122,6 +127,35 @@ def test_the_precision_is_what_this_processor_multiplies_fast(
 
     assert (recipe.model.dtype, recipe.learner.precision) == (dtype, precision)
     assert not recipe.learner.checkpoint_activations
+
+
+@pytest.mark.parametrize(
+    ("here", "device", "dtype", "computed"),
+    [
+        (PLAIN, "cpu", "float32", "float32"),
+        (HALF, "cpu", "bfloat16", "bf16"),
+        (PLAIN, "cuda", "bfloat16", "bf16"),
+    ],
+)
+def test_auto_is_the_precision_that_this_machine_computes_faster(
+    here: Processor, device: str, dtype: str, computed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "processor", lambda: here)
+    recipe = Recipe.parse(OPEN, [f'model.device="{device}"'])
+
+    assert (found := settled(recipe)).model.dtype == dtype
+    assert found.learner.precision == computed
+    assert settled(found) is found
+    one = recipe.replace({"learner.precision": "float32"})
+    assert settled(one).learner.precision == "float32"
+
+
+def test_a_plan_has_no_open_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "processor", lambda: HALF)
+    plan = RunPlan.of(Recipe.parse(OPEN))
+
+    assert (plan.model.dtype, plan.learner.precision) == ("bfloat16", "bf16")
+    assert plan.record["learner"]["precision"] == "bf16"
 
 
 @pytest.mark.usefixtures("_plain")

@@ -125,7 +125,7 @@ def test_a_plugin_with_the_same_names_breaks_neither_quickstart_nor_resume(
         folder,
         shadowed,
         ["train", "--resume", "old", "--quiet"],
-        ["train", "--dry-run"],
+        ["train", "quickstart", "--dry-run"],
         ["eval", "arithmetic", "--engine", "@oracle"],
     )
     assert resumed[0] == 0, resumed[1]

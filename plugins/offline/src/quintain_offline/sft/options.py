@@ -65,7 +65,7 @@ class TrainingOptions:
         Raises:
             UsageError: an override of a key that has no meaning here.
         """
-        from quintain.recipe import Recipe, is_model_source, parsed_override
+        from quintain.recipe import Recipe, is_model_source, parsed_override, settled
         from quintain.store import checkpoint_note, model_named
 
         for pair in self.overrides:
@@ -84,7 +84,7 @@ class TrainingOptions:
         settings = [f"environments.0.use={json.dumps(source)}", f"run.seed={seed}"]
         settings += [f"model.name={json.dumps(path)}", f"learner.lr={float(self.lr)!r}"]
         settings += [f"environments.0.args.{pair}" for pair in args]
-        return Recipe.parse("", [*settings, *self.overrides], source=command)
+        return settled(Recipe.parse("", [*settings, *self.overrides], source=command))
 
     def settings(self, recipe: Recipe) -> dict[str, Any]:
         """Return the arguments of ``tune`` that these options and the *recipe* set. The warm-up is
