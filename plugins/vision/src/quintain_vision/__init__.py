@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from quintain import lazy_names
 
-from .store import get as stored
+from .store import get
 
 if TYPE_CHECKING:
     from .files import PictureError as PictureError
@@ -25,5 +25,7 @@ if TYPE_CHECKING:
     from .messages import thumbnails as thumbnails
     from .messages import tool_picture as tool_picture
     from .source import freeze as freeze
+
+stored = get
 
 __getattr__, __dir__ = lazy_names(__name__, "stored")
