@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ import pytest
 from quintain.cli.summary import rows
 from quintain.console.screen import Screen
 from quintain.errors import Interrupted, NoTasksError, UsageError
+from quintain.learning.learner import Learner
 from quintain.recipe.check import check_recipe
 from quintain.recipe.tables import Recipe
 from quintain.run import build
 from quintain.run.build import run_training
 from quintain.run.progress import RunProgress
-from quintain.store.checkpoint import CheckpointManager, latest
+from quintain.store.checkpoint import Checkpoint, CheckpointManager, latest
 from quintain.store.run_folder import RunFolder
+from quintain.store.storage import steps_in
 from quintain.types.transcript import TokenSource
 from quintain_algorithms.curricula import difficulty as difficulty
 
@@ -60,7 +62,7 @@ class Watching(Screen):
         self.options: list[dict[str, Any]] = []  # of the line of each step
         self.ended = [0]  # how many rollouts there were when each step ended
         self.killed = False
-        self._pieces, self._moment, self._do = 0, at, do
+        self.pieces, self._moment, self._do = 0, at, do
 
     def phase(self, name: str, total: int | None = None) -> None:
         self.phases.append(name)
@@ -73,13 +75,13 @@ class Watching(Screen):
         self.warnings.append(text)
 
     def advance(self, piece: object = None) -> None:
-        self._pieces += 1
-        if self._pieces == self._moment:
+        self.pieces += 1
+        if self.pieces == self._moment:
             self.killed = self._do is kill
             self._do()
 
     def step(self, step: int, metrics: Mapping[str, Any], **options: Any) -> None:
-        self.ended.append(self._pieces)
+        self.ended.append(self.pieces)
         self.options.append(options)
 
 
@@ -196,6 +198,132 @@ def test_resumed_anywhere_it_is_the_same_run(
 
     assert metrics(undisturbed) == metrics(place)
     assert weights(undisturbed) == weights(place)
+
+
+MEASURED: dict[str, Any] = {
+    "evaluation__every": 1,
+    "evaluation__test__tasks": 0,
+    "run__steps": 3,
+    "batch__concurrency": 2,
+}
+"""Each step is evaluated with 8 tasks, after 4 prompts with 3 samples; two episodes run at once."""
+
+
+@pytest.fixture(scope="module")
+def measured(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("measured") / "run"
+    run(place, recipe(model, {}, **MEASURED))
+    return place
+
+
+@pytest.mark.parametrize(
+    "moment, step",
+    [
+        (8 + 12 + 3, 1),  # in the evaluation of step 1
+        (8 + 12 + 8 + 12 + 1, 2),  # in that of step 2, where a checkpoint is due
+        pytest.param(8 + 2 * 20 + 12 + 2, 3, marks=pytest.mark.more),  # in the last one
+    ],
+)
+def test_an_interrupt_saves_the_last_step_and_evaluates_nothing(
+    model: Path, tmp_path: Path, measured: Path, moment: int, step: int
+) -> None:
+    """The checkpoint of the step whose update is complete, at once. Resumed, the run is that of
+    nobody who interrupted it, with the same best checkpoint.
+    """
+    place, screen = tmp_path / "run", Watching(moment, interrupt)
+
+    with pytest.raises(Interrupted, match=f"after step {step}"):
+        run(place, recipe(model, {}, **MEASURED), screen)
+
+    saved = latest(RunFolder(place, lock=False))
+    assert saved is not None
+    assert saved.step == step
+    assert screen.ended[-1] <= screen.pieces <= moment + 3  # those that were running ended
+    run(place)
+    assert metrics(measured) == metrics(place)
+    assert weights(measured) == weights(place)
+    assert best_of(measured) == best_of(place)
+    assert states_of(measured) == states_of(place)
+
+
+@pytest.mark.more
+def test_an_evaluation_is_interrupted_as_often_as_one_likes(
+    model: Path, tmp_path: Path, measured: Path
+) -> None:
+    """The process that resumes evaluates first; it may be interrupted, too, and the one after it."""
+    place = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run(place, recipe(model, {}, **MEASURED), Watching(8 + 20 + 12 + 1, interrupt))
+    for moment in (2, 3):
+        with pytest.raises(Interrupted, match="after step 2"):
+            run(place, screen=Watching(moment, interrupt))
+    with pytest.raises(Killed):  # after the record, before the next checkpoint
+        run(place, screen=Watching(8 + 4, kill))
+    run(place)
+
+    assert metrics(measured) == metrics(place)
+    assert weights(measured) == weights(place)
+    assert best_of(measured) == best_of(place)
+
+
+def interrupt_in_update(step: int) -> Callable[..., Any]:
+    """A method `Learner.step` in which a user presses Ctrl-C, once."""
+    update, updates = Learner.step, iter(range(1, 99))
+
+    def interrupted(learner: Any, *args: Any, **settings: Any) -> Any:
+        if next(updates) == step:
+            interrupt()
+        return update(learner, *args, **settings)
+
+    return interrupted
+
+
+def test_an_interrupt_in_an_update_waits_for_it_and_evaluates_nothing(
+    model: Path, tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, screen = tmp_path / "run", Watching()
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "step", interrupt_in_update(2))
+        with pytest.raises(Interrupted, match="after step 2"):
+            run(place, recipe(model, {}, **MEASURED), screen)
+
+    saved = latest(RunFolder(place, lock=False))
+    assert saved is not None
+    assert saved.step == 2
+    assert screen.pieces <= 8 + 20 + 12
+    run(place)
+    assert metrics(measured) == metrics(place)
+    assert weights(measured) == weights(place)
+
+
+@pytest.mark.parametrize("moment", [3, 8 + 2])
+def test_an_interrupt_before_training_ends_its_evaluations(
+    model: Path, tmp_path: Path, moment: int
+) -> None:
+    """Both of them, on the test split and on that of training. Nothing is there to save."""
+    place, screen = tmp_path / "run", Watching(moment, interrupt)
+    told = recipe(model, {}, run__steps=1, evaluation__every=1, batch__concurrency=2)
+    with pytest.raises(Interrupted, match="after step 0"):
+        run(place, told, screen)
+
+    assert screen.pieces <= moment + 3
+    assert latest(RunFolder(place, lock=False)) is None
+    assert metrics(place) == []
+
+
+def best_of(place: Path) -> list[tuple[int, bool]]:
+    """The checkpoints of complete steps that the recipe asked for, and which were the best then."""
+    found = [Checkpoint.open(path) for _, path in steps_in(place / "checkpoints")]
+    return [(one.step, one.best) for one in found if one.step % 2 == 0]
+
+
+def states_of(place: Path) -> dict[str, Any]:
+    """What the last checkpoint says of curriculum, services and counters, without times."""
+    saved = latest(RunFolder(place, lock=False))
+    assert saved is not None
+    state = saved.state
+    del state["run"]["progress"]["seconds"], state["run"]["held_out"]["longest"]
+    return state
 
 
 @pytest.mark.more

@@ -412,6 +412,12 @@ def failures_in(groups: Sequence[AnyGroup]) -> Counter[str]:
     return Counter(failure_kind(r.termination) for g in groups for r in g.rollouts if not r.valid)
 
 
+def failure_reasons(groups: Sequence[AnyGroup]) -> dict[str, str]:
+    """Return the reason of one invalid rollout by each of the kinds that `failures_in` counts."""
+    ended = [r.termination for g in groups for r in g.rollouts if not r.valid]
+    return {failure_kind(one): one.reason for one in reversed(ended)}  # the first wins
+
+
 _PLACE = re.compile(r" \([^()]+, line \d+\)$")
 _TYPE = re.compile(r"(?:.*? failed: )?\w+", re.DOTALL)
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|<[^>]*>|0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")

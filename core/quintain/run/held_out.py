@@ -16,7 +16,6 @@ from ..interfaces.events import EvaluationEnd
 from ..interfaces.learner import AnyLearner
 from ..recipe.plan import EvaluationPlan
 from ..store.best import HeldOutScore
-from ..types.rollout import AnyRollout
 from ..types.sampling import Sampling, decoding
 from .collect import Collector
 from .hooks import Hooks
@@ -63,6 +62,9 @@ class HeldOutEvaluation:
         """Return the metrics of an evaluation in training.
 
         An environment's own split and number of tasks replace those of the plan.
+
+        Raises:
+            Interrupted: the user requested a stop.
         """
         with self._timed("training"):
             metrics = await self._measure(
@@ -82,20 +84,19 @@ class HeldOutEvaluation:
         tasks = self.plan.test_tasks
         if tasks == 0:
             return {"accuracy": None}
-        until_stopped = self.interruption.until_stopped
         with self._timed("test"):
-            metrics = await until_stopped(self._measure(split, tasks, self.plan.sampling))
+            metrics = await self._measure(split, tasks, self.plan.sampling)
             if self.plan.other_sampling is not None:
                 count = min(tasks or OTHER_DECODING_TASKS, OTHER_DECODING_TASKS)
-                metrics["other_decoding"] = await until_stopped(
-                    self._measure(split, count, self.plan.other_sampling)
+                metrics["other_decoding"] = await self._measure(
+                    split, count, self.plan.other_sampling
                 )
         return {**metrics, "split": split}
 
     @property
     def accuracy(self) -> float | None:
         """The accuracy that the last evaluation in training found."""
-        return self.found.accuracy if self.found is not None else None
+        return self.found.accuracy if self.found else None
 
     def shown_accuracy(self) -> str:
         """Return the last accuracy with its split and how replies were decoded, for messages."""
@@ -162,10 +163,8 @@ class HeldOutEvaluation:
             **held_out_metrics(results, [one.weight for one in self.plan.environments]),
             "temperature": sampling.temperature,
         }
-        rollouts: list[AnyRollout] = []
-        if sampling != self.plan.other_sampling:
-            for result in results:
-                rollouts += result.rollouts
+        shown = results if sampling != self.plan.other_sampling else []
+        rollouts = [rollout for result in shown for rollout in result.rollouts]
         self.screen.evaluation(split, self.progress.step, metrics, rollouts)
         return metrics
 
@@ -181,19 +180,21 @@ class HeldOutEvaluation:
         drawn = tasks_of(environment, split, tasks, name=name)
         self.screen.phase(f"held-out tasks of {name} ({split})", len(drawn) * samples)
         context = self.collector.rollout_context
-        evaluation = await evaluate(
-            environment,
-            context.engine,
-            name=name,
-            split=split,
-            tasks=drawn,
-            samples=samples,
-            sampling=sampling,
-            services=context.services,
-            concurrency=context.concurrency,
-            seed=context.run_seed,
-            play=context.play,
-            progress=self.screen.advance,
+        evaluation = await self.interruption.until_stopped(
+            evaluate(
+                environment,
+                context.engine,
+                name=name,
+                split=split,
+                tasks=drawn,
+                samples=samples,
+                sampling=sampling,
+                services=context.services,
+                concurrency=context.concurrency,
+                seed=context.run_seed,
+                play=context.play,
+                progress=self.screen.advance,
+            )
         )
         self.hooks.emit(
             EvaluationEnd(

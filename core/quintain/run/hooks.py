@@ -193,10 +193,6 @@ class Hooks:
                     raise
                 self._record(implementation.plugin_name, event.hook, e)
 
-    def report(self) -> list[str]:
-        """Return one line per plugin and hook that failed, for the end of a run."""
-        return [str(failure) for failure in self.failures]
-
     def close(self) -> None:
         """Unregister the plugins."""
         for plugin in self._manager.get_plugins():

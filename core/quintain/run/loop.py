@@ -17,9 +17,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..console.metrics import flat, step_metrics
-from ..errors import Interrupted, RunError
+from ..errors import RunError
 from ..rollouts.spans import Span
-from ..tracebacks import text_of
 
 if TYPE_CHECKING:
     from .run import Run
@@ -38,27 +37,24 @@ async def training_loop(run: Run) -> dict[str, Any]:
     try:
         if not run.held_out.before:
             await before_training(run)
-        finished = run.stopping.finished()
+        finished = await end_step(run) if run.record.open else run.stopping.finished()
         while not finished:
             await run.steering.before_step()
             with Span("step", step=run.progress.step + 1):
                 finished = await train_step(run)
         stopped = run.stopping.reason()  # before the evaluation, which takes time, too
         run.screen.note(f"training ends after step {run.progress.step}: {stopped}")
-        run.saving.save()
-        run.saving.announce(wait=True)
+        run.saving.save(wait=True)
         # without a step the model is the one that was measured before training
         after = await run.held_out.test() if run.progress.step else run.held_out.before
         summary = run.summary(after=after, stopped=stopped)
         run.folder.write_summary(summary)
-        run.end("finished", summary=summary)
+        run.end(summary=summary)
         return summary
     except BaseException as error:
         with suppress(RunError):  # the first error is the one to show
-            run.saving.save()
-            run.saving.announce(wait=True)
-        status = "interrupted" if isinstance(error, Interrupted) else "failed"
-        run.end(status, error=text_of(error))
+            run.saving.save(wait=True)
+        run.end(error)
         raise
     finally:
         run.close()
@@ -69,9 +65,8 @@ async def before_training(run: Run) -> None:
     0.
     """
     run.held_out.before = await run.held_out.test()
-    held_out = await held_out_metrics(run)
     metrics = {
-        **flat("held_out", held_out),
+        **await held_out_metrics(run),
         **await run.collector.curriculum.prepare(run),
         **run.collector.rollout_context.grading.take_metrics(),
     }
@@ -111,30 +106,30 @@ async def train_step(run: Run) -> bool:
         with clock("sync"):
             await run.weight_sync.sync(run.learner.weights())  # the sampler takes the new version
         run.complete(step, collected)
-        last = run.stopping.finished()
-        save = run.steering.take("checkpoint") or run.progress.due(run.plan.saving.every)
-        # Read before the evaluation: its rewards take time, too, which is not the step's.
-        collector_metrics = run.collector.metrics(collected)
         metrics = step_metrics(
             collected.tried,
             rejected=collected.rejected,
             learned=update_metrics,
-            held_out=await held_out_metrics(run, last=last),
             seconds=clock.spent,
         )
-        metrics |= collector_metrics
+        # Read before the evaluation: its rewards take time, too, which is not the step's.
+        metrics |= run.collector.metrics(collected)
         # Times the engine decoded before every registered worker was ready: above 0, the step does
         # not repeat exactly.
         metrics["engine.stalls"] = run.engine.stalls - stalls
-        # The evaluation may have reached a limit, so that this step turns out to be the last.
-        run.record.step(
-            step,
-            collected.tried,
-            metrics,
-            run.update.advantages,
-            last=run.stopping.finished(),
-        )
-    if save:
+        run.record.trained(collected.tried, metrics, run.update.advantages)
+    return await end_step(run)
+
+
+async def end_step(run: Run) -> bool:
+    """Evaluate the policy and save it, if that is due, and record the step; return whether it was
+    the last one. A run that was stopped here is saved, and does this first when it is resumed.
+    """
+    last = run.stopping.finished()
+    measured = await held_out_metrics(run, last=last)
+    # The evaluation may have reached a limit, so that this step turns out to be the last.
+    run.record.step(measured, last=run.stopping.finished())
+    if run.steering.take("checkpoint") or run.progress.due(run.plan.saving.every):
         run.saving.save()
     return last or run.stopping.accurate()
 
@@ -146,5 +141,6 @@ async def held_out_metrics(run: Run, *, last: bool = False) -> dict[str, Any]:
     every = run.plan.evaluation.every
     asked = run.steering.take("evaluate")
     if asked or run.progress.due(every) or (last and every):
-        return await run.held_out.evaluate()
+        with run.saving.restored_on_error():
+            return flat("held_out", await run.held_out.evaluate())
     return {}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..console.metrics import failure_kind, failure_warning, failures_in, success_estimate
+from ..console.metrics import failure_reasons, failure_warning, failures_in, success_estimate
 from ..console.screen import Screen
 from ..interfaces.events import StepEnd, StepMeasured
 from ..recipe.advice import Advice
@@ -32,6 +32,9 @@ class RunRecord:
         alerts: the message of each active alert, by its name.
         failures: failed episodes by kind, of which at most `MOST_KINDS` are told apart: every
             checkpoint holds their names.
+        open: metrics of the step that is trained and not written yet, without what its evaluation
+            finds; empty between two steps.
+        success: the share of right samples in that step (an `Estimate`); ``None`` after a resume.
     """
 
     folder: RunFolder
@@ -43,12 +46,13 @@ class RunRecord:
     advice: Advice
     alerts: Mapping[str, str] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
+    open: dict[str, Any] = field(default_factory=dict)
+    success: Any = None
 
     def start(self, metrics: Mapping[str, Any]) -> None:
         """Write what was measured before the first step, as step 0."""
-        record = {"step": 0, **metrics}
-        self.folder.append(record)
-        self._raise_alerts(record)
+        self.folder.append({"step": 0, **metrics})
+        self._raise_alerts(metrics)
         before = self.held_out.before
         in_training = {name: metrics.get(f"held_out.{name}") for name in ("accuracy", "tasks")}
         self._say(self.advice.before(before, before.get("other_decoding", {}), in_training))
@@ -57,13 +61,7 @@ class RunRecord:
         """Count the failed rollouts of a step; report missing groups, and *notices* of the
         curriculum.
         """
-        reasons: dict[str, str] = {}
-        for group in collected.tried:
-            for rollout in group.rollouts:
-                if not rollout.valid:
-                    ended = rollout.termination
-                    reasons.setdefault(failure_kind(ended), ended.reason)
-        self.count_failures(failures_in(collected.tried), reasons)
+        self.count_failures(failures_in(collected.tried), failure_reasons(collected.tried))
         if collected.cause:
             self.screen.note(
                 f"step {step}: {len(collected.accepted)} of {collected.size} groups were accepted, "
@@ -83,41 +81,44 @@ class RunRecord:
         for name, count in failed.items():
             known = name in self.failures or len(self.failures) < MOST_KINDS
             kind = name if known else "other failures"
-            first = kind not in self.failures
-            self.failures[kind] = self.failures.get(kind, 0) + count
-            if first:
+            if kind not in self.failures:
                 reason = (reasons or {}).get(name, "")
                 self.screen.warn(failure_warning(kind, count, reason))
+            self.failures[kind] = self.failures.get(kind, 0) + count
 
-    def step(
-        self,
-        step: int,
-        groups: Sequence[AnyGroup],
-        metrics: Mapping[str, Any],
-        advantages: Advantages,
-        *,
-        last: bool,
+    def trained(
+        self, groups: Sequence[AnyGroup], metrics: dict[str, Any], advantages: Advantages
     ) -> None:
-        """Write the step to disk, with the names of the active alerts; then notify hooks and
-        screen.
+        """Write the rollouts of a complete step, which is open until `step` writes its *metrics*.
 
         Args:
             advantages: of the tokens of *groups* that trained, for the table of rollouts.
+        """
+        with self.progress.clock("record"):
+            self.folder.keep_rollouts(self.keep, self.progress.step, groups, advantages)
+        self.success = success_estimate(groups)
+        self.open = metrics
+
+    def step(self, measured: dict[str, Any], *, last: bool) -> None:
+        """Write the open step to disk, with the names of the active alerts; then notify hooks and
+        screen.
+
+        Args:
+            measured: what its evaluation found.
             last: no step follows.
         """
-        before = self.alerts
-        self.alerts = self._raise_alerts({"step": step, **metrics})
-        metrics = {**metrics, "alerts": list(self.alerts)}
+        step = self.progress.step
+        before, metrics = self.alerts, self.open | measured
+        self.alerts = self._raise_alerts(metrics)
+        metrics["alerts"] = [*self.alerts]
         with self.progress.clock("record"):
-            if self.keep != "none":
-                self.folder.write_rollouts(step, groups, advantages)
-                self.folder.retain(self.keep, step)
             self.folder.append({"step": step, **metrics})
+        self.open = {}
         self.hooks.emit(StepEnd(step=step, metrics=dict(metrics)))
         self.screen.step(
             step,
             metrics,
-            success=success_estimate(groups),
+            success=self.success,
             last=last,
             evaluated=self.held_out.seconds,
             to_evaluate=self.held_out.seconds_left(),
@@ -131,29 +132,31 @@ class RunRecord:
         for line in text.splitlines():
             self.screen.note(line)
 
-    def restore(self, failures: dict[str, int], step: int) -> None:
-        """Go back to the end of *step*, of which a checkpoint has the *failures*.
+    def restore(self, failures: dict[str, int], still_open: dict[str, Any]) -> None:
+        """Go back to the last complete step, of which a checkpoint has the *failures*, and the
+        metrics if it is *still_open*.
 
         Raises:
             RunError: a file of the run is damaged.
         """
-        self.failures = failures
-        self.folder.truncate_after(step)
+        self.failures, self.open = failures, still_open
+        self.folder.truncate_after(self.progress.step, still_open=bool(still_open))
         records = self.folder.metrics()
         names = records[-1].get("alerts", ()) if records else ()
         self.alerts = dict.fromkeys(names, "")
 
     def close(self) -> None:
         """Report the hook plugins that failed, and close all."""
-        for line in self.hooks.report():
-            self.screen.warn(line)
+        for failure in self.hooks.failures:
+            self.screen.warn(str(failure))
         self.hooks.close()
 
-    def _raise_alerts(self, record: Mapping[str, Any]) -> dict[str, str]:
+    def _raise_alerts(self, metrics: Mapping[str, Any]) -> dict[str, str]:
         """Return the alerts that hook plugins raise for a line of the metrics file: messages by
         name.
         """
         alerts: dict[str, str] = {}
-        metrics = {name: value for name, value in record.items() if name != "step"}
-        self.hooks.emit(StepMeasured(step=record["step"], metrics=metrics, alerts=alerts))
+        self.hooks.emit(
+            StepMeasured(step=self.progress.step, metrics=dict(metrics), alerts=alerts)
+        )
         return alerts

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..console.metrics import best_reward, sampling, success_of
 from ..console.screen import Screen
+from ..errors import Interrupted
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.events import RunEnd, RunStart
@@ -15,6 +16,7 @@ from ..recipe.advice import Advice
 from ..recipe.plan import RunPlan
 from ..store.checkpoint import CheckpointManager
 from ..store.run_folder import RunFolder
+from ..tracebacks import text_of
 from .collect import Collected, Collector
 from .held_out import HeldOutEvaluation
 from .hooks import Hooks
@@ -144,7 +146,7 @@ class Run:
         self.hooks.emit(
             RunStart(
                 run=self.folder.name,
-                folder=str(self.folder.path.absolute()),
+                folder=str(self.folder.path),
                 step=self.progress.step,
                 recipe=self.plan.record,
                 steering=self.steering.asked,
@@ -157,16 +159,15 @@ class Run:
         self.collector.complete({group.index: success_of(group) for group in collected.tried})
         self.steering.note_stop()
 
-    def end(
-        self, status: str, *, error: str = "", summary: Mapping[str, Any] | None = None
-    ) -> None:
+    def end(self, error: BaseException | None = None, summary: Any = None) -> None:
         """Tell the hooks how the run ended: ``finished``, ``interrupted`` or ``failed``."""
+        status = "interrupted" if isinstance(error, Interrupted) else "failed"
         self.hooks.emit(
             RunEnd(
-                folder=str(self.folder.path.absolute()),
+                folder=str(self.folder.path),
                 step=self.progress.step,
-                status=status,
-                error=error,
+                status=status if error else "finished",
+                error=text_of(error) if error else "",
                 summary=summary or {},
             )
         )

@@ -11,7 +11,13 @@ from ..interfaces.events import CheckpointSaved
 from ..interfaces.learner import AnyLearner
 from ..services.manager import copy_of_state, states
 from ..store.best import HeldOutScore
-from ..store.checkpoint import Checkpoint, CheckpointManager, random_states, restore_random_states
+from ..store.checkpoint import (
+    OPEN,
+    Checkpoint,
+    CheckpointManager,
+    random_states,
+    restore_random_states,
+)
 from .collect import Collector
 from .held_out import HeldOutEvaluation
 from .hooks import Hooks
@@ -27,7 +33,7 @@ class Saving:
 
     Attributes:
         best: what the evaluation of the best saved checkpoint found.
-        recorded: false between an update and its record, when a checkpoint would have half a step.
+        recorded: false in an update, when a checkpoint would have half a step.
         before_step: the state of curriculum and services before a step that an error ended; a
             checkpoint has it instead of the state of now.
     """
@@ -68,9 +74,9 @@ class Saving:
         yield
         self.recorded = True
 
-    def save(self) -> None:
-        """Save a checkpoint of the last complete step, unless it is saved already. A learner may
-        still write it; `announce` says when it is complete.
+    def save(self, *, wait: bool = False) -> None:
+        """Save a checkpoint of the last complete step, unless it is saved already; *wait* until it
+        is complete. Else a learner may still write it, and `announce` says when it is complete.
         """
         self.announce(wait=True)
         step = self.progress.step
@@ -78,15 +84,19 @@ class Saving:
             return
         # These very weights, or none.
         measured = self.held_out.found if self.held_out.measured == step else None
-        by = measured.better_by(self.best) if measured is not None else ""
-        if measured is not None and by:
+        by = measured.better_by(self.best) if measured else ""
+        if measured and by:
             self.best = measured.after(self.best)
-        about = {"best_by": by, "held_out": measured and asdict(measured)}
+        about = {
+            "best_by": by,
+            "held_out": measured and asdict(measured),
+            OPEN: bool(self.record.open),
+        }
         with self.progress.clock("checkpoint"):
             self.checkpoints.begin(
                 step, learner=self.learner, state=self._state(), best=bool(by), about=about
             )
-        self.announce()
+        self.announce(wait=wait)
 
     def announce(self, *, wait: bool = False) -> None:
         """Complete the checkpoint that is being written, if it is written by now, and tell the
@@ -97,8 +107,7 @@ class Saving:
     def tell(self, saved: Checkpoint | None) -> None:
         """Tell the hooks of a complete checkpoint, if there is one."""
         if saved is not None:
-            path = str(saved.path.absolute())
-            self.hooks.emit(CheckpointSaved(step=saved.step, path=path, best=saved.best))
+            self.hooks.emit(CheckpointSaved(step=saved.step, path=str(saved.path), best=saved.best))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; services restored their states when they started.
@@ -116,7 +125,8 @@ class Saving:
         self.collector.restore(content.get("queue", {}))
         self.steering.restore(counters["steered"])
         self.weight_sync.restore(content["published"])
-        self.record.restore(counters["failures"], self.progress.step)
+        # checkpoints before 2026-11-30 have no step that is open
+        self.record.restore(counters["failures"], counters.get(OPEN, {}))
 
     def _state(self) -> dict[str, Any]:
         counters = {
@@ -125,9 +135,10 @@ class Saving:
             "best": self.best and asdict(self.best),
             "steered": self.steering.changed,
             "failures": self.record.failures,
+            OPEN: self.record.open,
         }
-        sampling = self.before_step or self._state_of_sampling()
-        return {"run": counters, "published": self.weight_sync.state(), **sampling}
+        of_run = {"run": counters, "published": self.weight_sync.state()}
+        return of_run | (self.before_step or self._state_of_sampling())
 
     def _state_of_sampling(self, *, copied: bool = False) -> dict[str, Any]:
         """Return what decides what is sampled next; *copied*: the next step changes nothing of it."""

@@ -13,8 +13,9 @@
                           taken) and `services`
         state.pt          tensors of that state, if any
         checkpoint.json   step, whether it was the best so far and by what, what the evaluation of this step
-                          found (null if there was none), version, name of the tokenizer, number and digest of
-                          the lines of each log of the run (`RunFolder.log_digests`)
+                          found (null if there was none), whether the step is still to be evaluated and
+                          recorded (open), version, name of the tokenizer, number and digest of the lines of
+                          each log of the run (`RunFolder.log_digests`)
         SHA256SUMS        digests of the other files, as `sha256sum -c` reads them
 
 A checkpoint is written under a temporary name, flushed to the disk and renamed: a folder with the
@@ -40,7 +41,7 @@ from .. import __version__
 from ..errors import RunError, StorageError, UsageError
 from ..interfaces.learner import PARTS, AnyLearner, PartSaver
 from ..models.hf import BASE_FILE
-from .digests import ABOUT, SUMS, digests, fault_of, read_whole
+from .digests import ABOUT, SUMS, description_of, digests, fault_of, read_whole
 from .run_folder import RunFolder
 from .storage import (
     free_bytes,
@@ -55,6 +56,10 @@ from .storage import (
 
 FORMAT = 2
 STATE = "learner.pt"
+OPEN = "open"
+"""Key of ``checkpoint.json`` and of the counters in ``state.json``: the step is trained, and still to
+be evaluated and recorded.
+"""
 _SPARE = 8_000_000
 """Bytes reserved for tokenizer, configuration and state."""
 
@@ -273,7 +278,7 @@ class CheckpointManager:
 
         final = self.folder.checkpoints / f"step-{step:06d}"
         self.folder.check()
-        if final.exists():  # a step has one state, which is saved already
+        if self.has(step):  # a step has one state, which is saved already
             return final
         if bad := next(
             (
@@ -378,8 +383,9 @@ class CheckpointManager:
         return _complete(self.folder)
 
     def has(self, step: int) -> bool:
-        """Return whether the checkpoint of *step* is complete."""
-        return any(saved == step for saved, _ in steps_in(self.folder.checkpoints))
+        """Return whether the checkpoint of *step* is complete: one of an open step is replaced."""
+        saved = [path for at, path in steps_in(self.folder.checkpoints) if at == step]
+        return any(not description_of(path).get(OPEN) for path in saved)
 
     def prune(self) -> None:
         """Delete all but the last *keep* and the best, and the optimizer of the best, which no
@@ -442,8 +448,8 @@ def save_model(
 
 @contextmanager
 def _written_whole(beside: Path, final: Path, needed: int) -> Iterator[None]:
-    """Make the folder *beside*, to be filled with about *needed* bytes, and rename it to *final*;
-    remove it on errors.
+    """Make the folder *beside*, to be filled with about *needed* bytes, and rename it to *final*,
+    whose place it takes; remove it on errors.
 
     Raises:
         StorageError: no room, or the folder cannot be written.
@@ -454,7 +460,15 @@ def _written_whole(beside: Path, final: Path, needed: int) -> Iterator[None]:
         beside.mkdir(parents=True)
         yield
         _sync_tree(beside)
-        os.rename(beside, final)
+        if any(
+            final.glob("*")
+        ):  # of an open step; a kill here costs the steps since the one before
+            replaced = beside.with_name(f"{beside.name}-replaced")
+            os.rename(final, replaced)
+            os.rename(beside, final)
+            shutil.rmtree(replaced)
+        else:
+            os.rename(beside, final)
         sync_folder(final.parent)
     except BaseException as e:
         shutil.rmtree(beside, ignore_errors=True)

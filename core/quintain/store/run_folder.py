@@ -370,12 +370,28 @@ class RunFolder:
             if old <= step - last:
                 path.unlink()
 
-    def truncate_after(self, step: int) -> None:
+    def keep_rollouts(
+        self,
+        keep: int | Literal["all", "none"],
+        step: int,
+        groups: Iterable[Group[Any, Any]],
+        advantages: Any,
+    ) -> None:
+        """Do both for a step: `write_rollouts` and `retain`, or nothing with ``"none"``."""
+        if keep != "none":
+            self.write_rollouts(step, groups, advantages)
+            self.retain(keep, step)
+
+    def truncate_after(self, step: int, *, still_open: bool = False) -> None:
         """Delete everything after *step*, the work of an interrupted process after its last
         checkpoint; -1 deletes all.
 
         Checkpoints are deleted first and metrics last, so that a kill in between leaves a state
         that can be truncated.
+
+        Args:
+            still_open: the metrics of *step* are deleted, too: they are written when it is
+                evaluated.
 
         Raises:
             StorageError: a file cannot be deleted.
@@ -390,9 +406,10 @@ class RunFolder:
             for saved_step, path in steps_in(self.rollouts):
                 if saved_step > step:
                     path.unlink()
+        written = step - still_open
         if self.metrics_path.exists():
             lines = b"".join(
-                line for record, line in self._lines(self.metrics_path) if record["step"] <= step
+                line for record, line in self._lines(self.metrics_path) if record["step"] <= written
             )
             write_atomically(self.metrics_path, lines)
 

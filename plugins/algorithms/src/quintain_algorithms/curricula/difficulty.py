@@ -55,13 +55,16 @@ async def success_rates(
 
     Returns:
         The rates by environment and task, and what it took, as metrics for the record of step 0.
+
+    Raises:
+        Interrupted: the user requested a stop.
     """
     result = _known(run, candidates) or Difficulties(
         samples=samples, rates=[{} for _ in candidates]
     )
     run.record.count_failures(result.failures)
     run.progress.clock.add("difficulty", result.seconds)
-    await _ask(run, candidates, result)
+    await run.interruption.until_stopped(_ask(run, candidates, result))
     run.progress.samples += result.rollouts
     run.progress.tokens += result.tokens
     return result.rates, time_metrics(
