@@ -225,7 +225,8 @@ def check_base(module: nn.Module, folder: Path) -> None:
 
 def merge_adapters(module: Any, folder: str | Path) -> Any:
     """Add the adapters of *folder*, in the format of peft, to the weights of *module*. A base that
-    the learner had rounded is rounded first, so that the policy is the one that was trained.
+    the learner had rounded is rounded first, so that the policy is the one that was trained. What
+    was frozen of *module*, as a vision tower, stays so.
 
     Raises:
         UsageError: peft or the learner is not installed, or the adapters belong to another model.
@@ -233,6 +234,7 @@ def merge_adapters(module: Any, folder: str | Path) -> Any:
     check_installed()
     from peft import PeftModel
 
+    frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
     try:
         with without_warnings():
             adapted = PeftModel.from_pretrained(module, str(folder))
@@ -246,7 +248,10 @@ def merge_adapters(module: Any, folder: str | Path) -> Any:
                 adapted = settings.round_base(adapted)
             # peft leaves the weights under adapters frozen. What is merged is a plain model, which
             # may train.
-            return adapted.merge_and_unload().requires_grad_()
+            merged = adapted.merge_and_unload()
+            for name, parameter in merged.named_parameters():
+                parameter.requires_grad_(name not in frozen)
+            return merged
     except (ValueError, RuntimeError, OSError, KeyError) as e:
         reason = str(e).strip().partition("\n")[0]
         raise UsageError(f"{folder}: the adapters do not fit the model ({reason})") from e

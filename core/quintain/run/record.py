@@ -156,7 +156,5 @@ class RunRecord:
         name.
         """
         alerts: dict[str, str] = {}
-        self.hooks.emit(
-            StepMeasured(step=self.progress.step, metrics=dict(metrics), alerts=alerts)
-        )
+        self.hooks.emit(StepMeasured(step=self.progress.step, metrics=dict(metrics), alerts=alerts))
         return alerts

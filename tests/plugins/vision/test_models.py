@@ -581,6 +581,23 @@ def test_a_frozen_tower_stays_frozen_when_it_is_loaded_again(folders: Any, tmp_p
     assert all("language_model" in name or "lm_head" in name for name in names)
 
 
+def test_a_frozen_tower_stays_frozen_under_adapters_that_are_merged(
+    folders: Any, tmp_path: Path
+) -> None:
+    source = PictureModel(model=str(folders("smolvlm")), train="language")
+    frozen = source.load(request_for(folders("smolvlm")))
+    frozen.module.save_pretrained(tmp_path / "frozen")
+    frozen.tokenizer.hf.save_pretrained(tmp_path / "frozen")
+    adapted: Any = load_model(tmp_path / "frozen", lora={"r": 2, "lora_alpha": 4}).module
+    adapted.save_pretrained(tmp_path / "adapters")
+
+    merged = load_model(tmp_path / "adapters")
+
+    assert_frozen(merged)
+    tower = {id(p) for part in tower_parts(merged.module).values() for p in part.parameters()}
+    assert all(p.requires_grad for p in merged.module.parameters() if id(p) not in tower)
+
+
 def test_an_explicit_all_trains_a_tower_that_was_saved_frozen(folders: Any, tmp_path: Path) -> None:
     folder = folders("llava")
     frozen, saved = tmp_path / "frozen", tmp_path / "saved"
