@@ -69,7 +69,7 @@ class ModelFamily(Protocol):
     """How a plugin reads a model that is more than a language model."""
 
     kind: Any
-    """What has ``from_pretrained``, in place of ``AutoModelForCausalLM``."""
+    """What has ``from_pretrained`` and ``from_config``, in place of ``AutoModelForCausalLM``."""
 
     def tokenizer(self, hf: Any, stop_ids: Sequence[int]) -> HFTokenizer:
         """Return the tokenizer of the model, over that of transformers."""

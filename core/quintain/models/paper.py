@@ -9,6 +9,7 @@ import torch
 
 from ..errors import UsageError
 from .hf import config_folder
+from .load import family_of
 from .lora import with_adapters
 
 
@@ -24,11 +25,13 @@ def module_on_paper(name: str, lora: Mapping[str, Any] | None) -> Any:
     try:
         if not (folder := config_folder(name)):
             return None
+        family = family_of(name)
+        kind: Any = family.kind if family else AutoModelForCausalLM
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(
-                AutoConfig.from_pretrained(folder, local_files_only=True)
-            )
-            return with_adapters(module, lora) if lora is not None else module
+            module = kind.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+            if lora is None:
+                return module
+            return with_adapters(module, family.adapters(module, lora) if family else lora)
     except UsageError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, ImportError, RuntimeError):

@@ -19,12 +19,11 @@ from ..interfaces.shared_module import shares_module
 from ..learning import Batch, Sample, Step, TrainingSequence
 from ..models.hf import check_available
 from ..models.load import as_device
-from ..models.paper import module_on_paper
 from ..registry.binding import NotStartedError, Unstarted, check_args, signature_of
 from ..registry.lookup import current
 from ..services.manager import find_service, start_order
 from .on_cpu import LARGE, remark_on_cpu
-from .placement import named_model, placement_of, placement_table
+from .placement import module_of, named_model, placement_of, placement_table
 from .plan import EvaluationPlan, RunPlan, schedule_notes
 from .resolve import EPISODES_SLOT, OWN_SLOTS, EnvironmentSpec
 from .room import check_plan
@@ -144,9 +143,9 @@ def check_model(plan: RunPlan) -> list[str]:
     name = named_model(plan)
     if name is not None:
         check_available(name)
-    rows = placement_of(plan)
+    module = module_of(plan)
+    rows = placement_of(plan, module)
     table = placement_table(rows)
-    module = None if name is None else module_on_paper(name, plan.model.lora)
     device = as_device(plan.model.device)
     is_planned = device.type == "cpu" and any(row.memory is not None for row in rows)
     if module is None or is_planned:  # is_planned: for the devices of another machine

@@ -4,23 +4,33 @@ the formula.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
 from ..interfaces.learner import LearnerKind
-from ..models.adapters import base_of
+from ..models.adapters import base_of, has_adapters
 from ..models.forward import TOKEN_BUDGET
 from ..models.head import CHUNK_ELEMENTS
 from ..models.layers import Decoder, cache_shape
 from ..models.load import cache_bytes
 from ..models.packed import packs
+from ..types.task import Message, messages_of
+from .on_cpu import first_tasks, prompt_length
 from .plan import RunPlan
 
 AUTOCAST_SHARE = 0.72
 """Bytes that autocast keeps for the backward pass, as a share of those in float32; measured, see
 docs/hardware.md.
+"""
+
+PICTURES = 4
+"""Tasks of an environment whose pictures are measured."""
+PROGRAM = 550_000_000
+"""Bytes of a process with Python, torch and the libraries of a run, all its modules imported; measured,
+see docs/hardware.md.
 """
 
 
@@ -34,8 +44,13 @@ class MemoryPlan:
         loading: weights while the model is loaded.
         slots: sequences that the engine decodes at once; 0 for an engine with memory of its own.
         samples: rollouts of a step.
+        sequence: tokens of a sequence at most, as expected.
+        tokens: of a micro-batch at most.
         cache: keys and values of all slots.
         activations: estimated, with what autocast and the logits take.
+        pictures: of a model that sees: what its vision tower keeps for the backward pass of a
+            micro-batch, and the features and inputs that are cached.
+        program: of the process itself, where they are in the same memory as the rest.
         host: of the host, beside a GPU; on a CPU it is part of the moments.
         processes: of the learner, beside that of the run; 0 where there are none.
         each: what one of them takes, which the parts above have for all of the device.
@@ -56,6 +71,10 @@ class MemoryPlan:
     processes: int = 0
     each: int = 0
     loading: int = 0
+    program: int = 0
+    pictures: int = 0
+    sequence: int = 0
+    tokens: int = 0
 
     @property
     def fixed(self) -> int:
@@ -65,7 +84,8 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """All parts at once: keys and values stay while the learner updates."""
-        return max(self.loading, self.fixed + self.cache + self.activations)
+        used = self.fixed + self.cache + self.activations + self.pictures
+        return max(self.loading, used) + self.program
 
     @property
     def waves(self) -> int:
@@ -80,7 +100,7 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
     numbers = [(p.numel(), p.requires_grad) for p in module.parameters()]
     parameters, trained = sum(n for n, _ in numbers), sum(n for n, trains in numbers if trains)
     needed = plan.learner.bytes
-    lora = trained < parameters
+    lora = has_adapters(module)  # a frozen vision tower is none
     dtype = plan.engine_dtype
     size = getattr(torch, dtype, torch.float32).itemsize
     merges = lora and plan.engine.args.get("merge", True)
@@ -114,10 +134,15 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
         activations=needed.processes
         * (
             activations(plan, module)
+            + (prompt_copies(plan, module) if free is None else 0)
             + update_bytes(plan, module, parameters, adapters=lora)
             + logits_bytes(plan, module, "cpu" if free is None else "gpu")
         ),
         samples=plan.rollouts.samples,
+        program=PROGRAM if free is None else 0,
+        pictures=picture_bytes(plan, module),
+        sequence=sequence_tokens(plan, module),
+        tokens=micro_batch_of(plan, module),
     )
     if needed.own or needed.processes > 1:
         of_all_processes = memory.gradients + memory.moments + memory.reference + memory.activations
@@ -127,7 +152,9 @@ def memory_of(plan: RunPlan, module: Any, *, free: int | None) -> MemoryPlan:
         return memory
     room = None if free is None else cache_room(free, memory)
     slots = plan.engine_slots(module, room=room)
-    cache = min(slots, memory.samples) * cache_bytes(module, plan.rollouts.sequence_tokens, dtype)
+    # On a CPU an evaluation takes more of them than a step. On a GPU they are bounded by its room.
+    most = max(memory.samples, evaluated_at_once(plan)) if free is None else memory.samples
+    cache = min(slots, most) * cache_bytes(module, memory.sequence, dtype)
     return replace(memory, slots=slots, cache=cache)
 
 
@@ -165,9 +192,7 @@ def activations(plan: RunPlan, module: Any) -> int:
     """
     config = base_of(module).config.get_text_config()
     layers, key_heads, size = cache_shape(config)
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    inner = max(inner) if isinstance(inner, list) else inner  # one for each layer
+    hidden, heads, inner = config.hidden_size, config.num_attention_heads, _inner_size(config)
     layer = (
         4
         * (3.5 * hidden + 3 * inner + 3.5 * heads * size + 4 * key_heads * size)
@@ -175,7 +200,96 @@ def activations(plan: RunPlan, module: Any) -> int:
     )
     checkpointing = plan.learner.checkpoints_activations
     kept = 4 * hidden * 2 + (4 * hidden * layers + layer if checkpointing else layer * layers)
-    return int(micro_batch_of(plan) * kept)
+    return int(micro_batch_of(plan, module) * kept)
+
+
+def _inner_size(config: Any) -> int:
+    inner: Any = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+    return int(max(inner) if isinstance(inner, list) else inner)  # one for each layer
+
+
+def prompt_copies(plan: RunPlan, module: Any) -> int:
+    """Return the estimated bytes of keys and values that the layers copy of the prompts of a
+    micro-batch and keep for the backward pass, on a CPU.
+
+    A prompt is computed once for its group. Its keys and values are copied for each reply, whose
+    tokens attend to them and to their own: 2 K E numbers of each token that a reply sees (K key heads
+    of size E). Kernels of a GPU copy none, and a module's own forward has a prompt in each row.
+    """
+    if Decoder.of(module) is None:
+        return 0
+    layers, key_heads, size = cache_shape(base_of(module).config.get_text_config())
+    prompt, reply = _lengths(plan, module)
+    groups, replies = groups_of_micro_batch(plan, module)
+    copied = groups * replies * (prompt + reply)
+    return (
+        4 * 2 * key_heads * size * copied * (1 if plan.learner.checkpoints_activations else layers)
+    )
+
+
+def groups_of_micro_batch(plan: RunPlan, module: Any) -> tuple[int, int]:
+    """Return how many groups are estimated in a micro-batch, and the replies of each. A group that is
+    larger than a micro-batch is cut into parts, which have its prompt each.
+    """
+    tokens, rollouts = micro_batch_of(plan, module), plan.rollouts
+    prompt, reply = _lengths(plan, module)
+    replies = min(rollouts.group_size, max(1, (tokens - prompt) // reply))
+    groups = max(1, tokens // (prompt + replies * reply))
+    return min(groups, rollouts.groups), replies
+
+
+def _lengths(plan: RunPlan, module: Any) -> tuple[int, int]:
+    """Return the estimated tokens of a prompt and of a reply."""
+    prompt = max(map(prompt_length, plan.tasks.environments))
+    return prompt + picture_tokens(plan, module), max(plan.rollouts.max_tokens // 2, 1)
+
+
+def picture_tokens(plan: RunPlan, module: Any) -> int:
+    """Return the tokens of the pictures in a prompt: the most of the first tasks."""
+    count = getattr(base_of(module), "tokens_of_pictures", None)
+    return max(map(count, first_prompts(plan)), default=0) if count else 0
+
+
+def picture_bytes(plan: RunPlan, module: Any) -> int:
+    """Return the estimated bytes that the pictures of a run take beside their tokens.
+
+    The vision tower keeps what its backward pass needs of the pictures of a micro-batch, if it trains.
+    Features that it computes without a gradient, and what the image processor makes of a picture, are
+    cached, of the pictures of a step at least.
+    """
+    sees = base_of(module)
+    if not hasattr(sees, "bytes_of_pictures"):
+        return 0
+    sizes = [sees.bytes_of_pictures(prompt) for prompt in first_prompts(plan)]
+    kept = max((size.kept for size in sizes), default=0)
+    cached = max((size.cached for size in sizes), default=0)
+    share = AUTOCAST_SHARE if plan.learner.precision != "float32" else 1
+    groups, _ = groups_of_micro_batch(plan, module)
+    most = max(plan.rollouts.groups, evaluated_at_once(plan))
+    of_cache: int = min(most * cached, sees.cache_bytes)
+    return int(share * groups * kept) + of_cache
+
+
+def first_prompts(plan: RunPlan) -> list[list[Message]]:
+    """Return the prompts of the first tasks of each environment that needs no service."""
+    return [
+        messages_of(task.prompt)
+        for spec in plan.tasks.environments
+        for task in first_tasks(spec)[:PICTURES]
+    ]
+
+
+def sequence_tokens(plan: RunPlan, module: Any) -> int:
+    """Return the tokens of a sequence that are expected at most, with those of pictures."""
+    return plan.rollouts.sequence_tokens + picture_tokens(plan, module)
+
+
+def evaluated_at_once(plan: RunPlan) -> int:
+    """Return how many episodes of an evaluation there are, all of which may run at once."""
+    evaluation = plan.evaluation
+    splits = [evaluation.tasks if evaluation.every else 0, evaluation.test_tasks]
+    tasks = max(sys.maxsize if split is None else split for split in splits)
+    return tasks * evaluation.samples
 
 
 def update_bytes(plan: RunPlan, module: Any, parameters: int, *, adapters: bool) -> int:
@@ -209,12 +323,12 @@ def logits_bytes(plan: RunPlan, module: Any, place: Literal["cpu", "gpu"]) -> in
     """
     vocabulary: int = base_of(module).config.get_text_config().vocab_size
     number = 12 if place == "gpu" else 4 if plan.learner.precision == "float32" else 6
-    return number * min(CHUNK_ELEMENTS[place], micro_batch_of(plan) * vocabulary)
+    return number * min(CHUNK_ELEMENTS[place], micro_batch_of(plan, module) * vocabulary)
 
 
-def micro_batch_of(plan: RunPlan) -> int:
+def micro_batch_of(plan: RunPlan, module: Any) -> int:
     """Return the tokens of a micro-batch at most: it has one sequence or more."""
-    return max(plan.learner.token_budget or TOKEN_BUDGET, plan.rollouts.sequence_tokens)
+    return max(plan.learner.token_budget or TOKEN_BUDGET, sequence_tokens(plan, module))
 
 
 def memory_table(plan: RunPlan, memory: MemoryPlan, place: str, free: int) -> list[str]:
@@ -234,13 +348,15 @@ def memory_table(plan: RunPlan, memory: MemoryPlan, place: str, free: int) -> li
         (
             "KV cache",
             memory.cache,
-            f"{memory.slots} slots of {plan.rollouts.sequence_tokens:,} tokens: {samples}",
+            f"{memory.slots} slots of {memory.sequence:,} tokens: {samples}",
         ),
         (
             "activations",
             memory.activations,
-            f"estimated, {micro_batch_of(plan):,} tokens{checkpointing}",
+            f"estimated, {memory.tokens:,} tokens{checkpointing}",
         ),
+        ("pictures", memory.pictures, "of the vision tower, and cached"),
+        ("program", memory.program, "Python and its libraries"),
         ("together", memory.total, f"{free / 1e9:,.1f} GB are free on {place}"),
         ("each process", memory.each, f"of {memory.processes} of the learner on {place}"),
         (

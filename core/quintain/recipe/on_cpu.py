@@ -12,7 +12,7 @@ from ..console.screen import rough
 from ..errors import QuintainError
 from ..models.paper import module_on_paper
 from ..store.runs import model_named
-from ..types.task import messages_of
+from ..types.task import Task, messages_of
 from .plan import RunPlan
 from .precision import processor
 from .resolve import EnvironmentSpec, is_model_source
@@ -144,14 +144,19 @@ def prompt_length(spec: EnvironmentSpec) -> int:
     """Return the estimated tokens of a prompt, by the mean of the first tasks; `USUAL_PROMPT` at least,
     also where it cannot be told without a service.
     """
-    if spec.own_slots:
-        return USUAL_PROMPT
-    try:
-        tasks = list(islice(spec.make({}).tasks("train"), EXAMPLES))
-    except QuintainError:
-        return USUAL_PROMPT  # the checks of the recipe say what is wrong with it
+    tasks = first_tasks(spec)
     characters = sum(len(message.content) for task in tasks for message in messages_of(task.prompt))
     return max(USUAL_PROMPT, round(characters / max(1, len(tasks)) / CHARACTERS))
+
+
+def first_tasks(spec: EnvironmentSpec) -> list[Task]:
+    """Return the first `EXAMPLES` tasks of an environment; none where it needs a service."""
+    if spec.own_slots:
+        return []
+    try:
+        return list(islice(spec.make({}).tasks("train"), EXAMPLES))
+    except QuintainError:
+        return []  # the checks of the recipe say what is wrong with it
 
 
 def _longest_of(table: Any) -> int:

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..models.paper import module_on_paper
-from ..store.runs import source_named
 from .plan import RunPlan
-from .resolve import is_model_source, load_subclass
-from .sources import ModelSource
+from .resolve import is_model_source
+
+_ABSENT = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +43,12 @@ class DeviceRow:
     memory: int | None = None
 
 
-def placement_of(plan: RunPlan) -> Sequence[DeviceRow]:
+def placement_of(plan: RunPlan, module: Any = _ABSENT) -> Sequence[DeviceRow]:
     """Return what each device does, if the plan's cluster says so: a kind of cluster may have a class
     method ``placement`` of its settings, a plan and the module without weights, or ``None``.
+
+    Args:
+        module: what `module_of` returned; left out, it is made where it is needed.
 
     Raises:
         UsageError: the devices do not suffice.
@@ -54,8 +56,7 @@ def placement_of(plan: RunPlan) -> Sequence[DeviceRow]:
     cluster = plan.cluster
     if cluster is None or (placement := getattr(cluster.kind, "placement", None)) is None:
         return ()
-    name = named_model(plan)
-    module = None if name is None else module_on_paper(name, plan.model.lora)
+    module = module_of(plan) if module is _ABSENT else module
     rows: Sequence[DeviceRow] = placement(cluster.args, plan, module)
     return rows
 
@@ -67,9 +68,18 @@ def named_model(plan: RunPlan) -> str | None:
     name = plan.model.name
     if not is_model_source(name):
         return name
-    source = load_subclass("model", source_named(name) or name, ModelSource)
-    folder = source.folder_named(name)
-    return None if folder is None else str(folder)
+    return plan.model.source.named(name)
+
+
+def module_of(plan: RunPlan) -> Any:
+    """Return the module of *plan* without weights; ``None`` where a source makes it for the
+    environments, or its configuration cannot be had.
+
+    Raises:
+        UsageError: the settings of the adapters are refused.
+    """
+    name = named_model(plan)
+    return None if name is None else plan.model.source.on_paper(name, plan.model.lora)
 
 
 def placement_table(rows: Iterable[DeviceRow]) -> list[str]:

@@ -46,7 +46,7 @@ def check_plan(plan: RunPlan, module: Any, device: torch.device) -> list[str]:
         raise UsageError(
             "\n".join([*lines, f"{needed} {total / 1e9:,.1f} GB: {' or '.join(fixes)}"])
         )
-    if memory.total > free:
+    if memory.total - memory.program > free:  # this process has its program already
         keys = "lower learner.token_budget, engine.args.slots, sampling.max_tokens"
         lines.append(f"warning: that may not fit: {', '.join([keys, *fixes[:-1]])}, or {fixes[-1]}")
     if memory.host > (on_host := room_of(torch.device("cpu"))[1]):

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..console.screen import Screen
 from ..models.load import LoadedModel, load_model
+from ..models.paper import module_on_paper
 from ..registry.binding import bind
 from ..services.manager import Choice, needed_by
 from ..store.runs import source_named
@@ -131,6 +132,22 @@ class ModelSource(ABC):
             StorageError: no room to save it.
         """
         return None
+
+    def named(self, name: str) -> str | None:
+        """Return the folder or the id of the model *name* of a recipe with these settings, before it
+        is loaded; ``None`` where that depends on the environments.
+        """
+        folder = self.folder_named(name)
+        return None if folder is None else str(folder)
+
+    def on_paper(self, name: str, lora: Mapping[str, Any] | None) -> Any:
+        """Return the module that `load` returns of the model that `named` named, without weights;
+        ``None`` if its configuration cannot be had.
+
+        Raises:
+            UsageError: the settings of the adapters are refused.
+        """
+        return module_on_paper(name, lora)
 
     @classmethod
     def folder_named(cls, name: str) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,7 +19,7 @@ from quintain.learning.learner import Learner
 from quintain.models.load import cache_bytes, load_model
 from quintain.models.paper import module_on_paper
 from quintain.recipe.extends import bundled_text
-from quintain.recipe.memory import activations, memory_of
+from quintain.recipe.memory import activations, memory_of, prompt_copies
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.room import Phase, engine_share, memory_advice, room_for_cache, slots_of
 from quintain.recipe.tables import Recipe
@@ -315,6 +316,89 @@ def test_activations_are_estimated_within_a_quarter(precision: str, checkpointin
     # A layer that is computed again in the backward pass is not seen here.
     expected = estimate(True) - estimate(False) / 4 if checkpointing else estimate(False)
     assert 0.75 < expected / sum(saved.values()) < 1.25
+
+
+LONG_PROMPTS = """
+from quintain import Environment, Task, reward
+
+@reward(range=(0, 1))
+def varied(rollout):
+    return sum(map(ord, rollout.reply)) % 11 / 10
+
+class Long(Environment[Task, None]):
+    reward = varied
+    length: int = 24
+
+    def tasks(self, split):
+        return (Task(prompt=f"{i:02} " + "and " * (self.length // 4), answer="a") for i in range(32))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [24, 440])
+def test_the_peak_of_a_run_is_that_of_its_plan(
+    length: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps on this processor with a model of 63M parameters, whose prompts have 60 or 480 tokens:
+    the most that the process had resident is the estimate, within 15 %. A batch fills the
+    micro-batch of the estimate.
+    """
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (tmp_path / "long.py").write_text(LONG_PROMPTS)
+    save_tiny(tmp_path / "model", hidden=512, layers=12, vocab=49_152, context=2048, spread=0.02)
+    settings: dict[str, Any] = {
+        "run": {"steps": 2, "folder": str(tmp_path / "runs"), "name": "one"},
+        "model": {"name": str(tmp_path / "model"), "device": "cpu"},
+        "environments": [{"use": f"{tmp_path}/long.py:Long", "args": {"length": length}}],
+        "sampling": {"max_tokens": 24},
+        "batch": {"prompts": 4, "group_size": 8},
+        "learner": {"token_budget": 1024},
+        "evaluation": {"every": 0, "test": {"tasks": 0}},
+    }
+    recipe = Recipe.of(settings)
+    (tmp_path / "recipe.toml").write_text(recipe.to_toml())
+    plan = RunPlan.of(recipe)
+    planned = memory_of(plan, module_on_paper(str(tmp_path / "model"), None), free=None)
+
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN_AND_TELL, str(tmp_path / "recipe.toml")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    peak = int(done.stdout.split()[-1])
+    assert 0.85 * peak < planned.total < 1.15 * peak
+
+
+TRAIN_AND_TELL = """
+import pathlib, sys
+from quintain.cli import main
+
+assert main(["train", sys.argv[1], "-q"]) == 0
+status = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
+print(1024 * int(status["VmHWM"].split()[0]))
+"""
+
+
+def test_prompts_that_a_group_shares_are_copied_for_its_replies() -> None:
+    """Keys and values of what a reply sees, for each of them; by as many groups as a micro-batch and
+    a step have.
+    """
+    module = tiny_model("qwen3")
+    config = module.config
+    numbers = 2 * config.num_key_value_heads * config.head_dim
+
+    def copies(*changes: str) -> int:
+        keys = ["sampling.max_tokens=64", "batch.prompts=16", "batch.group_size=8", *changes]
+        return prompt_copies(RunPlan.of(Recipe.parse(bundled_text("quickstart"), keys)), module)
+
+    # A prompt of 96 tokens, replies of 32: 352 tokens of a group, of which 2048 have 5.
+    assert copies() == 4 * numbers * config.num_hidden_layers * 5 * 8 * 128
+    assert copies("batch.prompts=2") == 4 * numbers * config.num_hidden_layers * 2 * 8 * 128
+    assert copies("learner.checkpoint_activations=true") == 4 * numbers * 5 * 8 * 128
+    module = architecture("gpt2")
+    assert prompt_copies(RunPlan.of(Recipe.parse(bundled_text("quickstart"), [])), module) == 0
 
 
 def test_a_plan_of_memory_takes_every_architecture() -> None:

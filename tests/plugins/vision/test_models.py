@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -17,9 +18,18 @@ from PIL import Image
 from torch import Tensor
 
 from quintain import Message, Sampling, ToolCall, ToolSpec
+from quintain.cli import main
 from quintain.engine import EmbeddedEngine
 from quintain.errors import UsageError
-from quintain.models import PICTURE, PICTURE_TOKENS, Forward, LoadedModel, TokenSequence, load_model
+from quintain.models import (
+    PICTURE,
+    PICTURE_TOKENS,
+    Forward,
+    LoadedModel,
+    TokenSequence,
+    load_model,
+    module_on_paper,
+)
 from quintain.models.prefix_layout import tree_of
 from quintain.rollouts.chat.bridge import Conversation
 from quintain.types.transcript import TokenSource, Transcript
@@ -620,6 +630,75 @@ def test_an_explicit_all_trains_a_tower_that_was_saved_frozen(folders: Any, tmp_
     trained = [name for name, p in adapted.module.named_parameters() if p.requires_grad]
     assert trained
     assert all("lora_" in name for name in trained)
+
+
+@pytest.mark.keeps("qwen3_vl", "smolvlm")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tower_keeps_what_is_estimated(family: str, folders: Any) -> None:
+    """What autograd saves of one picture, the weights apart, within a third; the module that tells it
+    has no weights.
+    """
+    loaded = load_model(tiny.save(folders(family).parent / f"{family}-large", family, hidden=64))
+    asked = [question(1)]
+    paper = module_on_paper(loaded.path, None)
+    estimate = paper.bytes_of_pictures(asked)
+    (place,) = {key_of(i) for i in ids_of(loaded, asked) if i >= PICTURE_TOKENS}
+    own = {p.untyped_storage().data_ptr() for p in loaded.module.parameters()}
+    kept: list[Tensor] = []
+    table: Any = loaded.module.get_input_embeddings()
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        features = table._computed(place)
+    stores = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in kept}
+    saved = sum(size for place, size in stores.items() if place not in own)
+
+    assert 2 / 3 < estimate.kept / saved < 4 / 3
+    assert paper.tokens_of_pictures(asked) == TOKENS[family] == len(features)
+    assert estimate.cached > features.nbytes
+    assert all(p.is_meta for p in paper.parameters())
+
+
+def ids_of(loaded: LoadedModel, messages: Sequence[Message]) -> list[int]:
+    return loaded.tokenizer.encode(loaded.tokenizer.render(messages))
+
+
+def test_the_memory_of_a_run_with_pictures_is_estimated(
+    folders: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    """Pictures count in the slots of the engine; a frozen tower takes no gradients and keeps
+    nothing. The module without weights is made once.
+    """
+    made = []
+    on_paper = PictureModel.on_paper
+
+    def counted(source: Any, *args: Any) -> Any:
+        made.append(1)
+        return on_paper(source, *args)
+
+    monkeypatch.setattr(PictureModel, "on_paper", counted)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    said = {}
+    for train in ("all", "language"):
+        made.clear()
+        settings = f"model.start.args={{ model = '{folders('llava_next')}', train = '{train}' }}"
+        words = ["counting", "--model", "pictures", "--set", settings, "--folder", str(tmp_path)]
+        words += ["--set", "sampling.max_tokens=8"]
+        assert main(["train", *words, "--dry-run"]) == 0
+        said[train] = capsys.readouterr().err
+        assert len(made) == 1
+        tokens = re.search(r"slots of ([0-9]+) tokens", said[train])
+        assert tokens
+        assert int(tokens[1]) > 2 * 8 + 512  # those of a text
+        assert "  pictures " in said[train]
+    module = load_model(folders("llava_next")).module
+    language = sum(p.numel() for p in module.parameters())
+    for part in tower_parts(module).values():
+        language -= sum(p.numel() for p in part.parameters())
+    assert f"of {language / 1e6:,.1f}M parameters" in said["language"]
 
 
 def assert_frozen(loaded: LoadedModel) -> None:

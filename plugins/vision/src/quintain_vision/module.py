@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -21,13 +22,17 @@ from torch import Tensor, nn
 from torch.distributed import is_available
 from torch.distributed.fsdp import FSDPModule
 
+from quintain import Message
 from quintain.errors import UsageError
 from quintain.interfaces import changes_of
 from quintain.models import PICTURE_PLACES, PICTURE_TOKENS, body_of
 
 from .files import PictureError
 from .grids import GridBody, GridForward, GridRotary, positions
+from .messages import references
+from .processor import CACHE_BYTES as INPUT_BYTES
 from .processor import PictureProcessor
+from .store import SHORT
 from .tokens import digits_of, key_of
 
 CACHE_BYTES = 2**28
@@ -36,16 +41,31 @@ LANGUAGE = ("language_model", "text_model")
 """Names of the language model in the body of a module."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PictureBytes:
+    """Bytes that pictures take in float32.
+
+    Attributes:
+        kept: of the vision tower and the projector for their backward pass; 0 where none of it trains.
+        cached: features, and inputs of the tower.
+    """
+
+    kept: int
+    cached: int
+
+
 class SeesPictures:
     """Mixed into a class of transformers by `seeing`.
 
     Attributes:
         processor: of the model.
         kind: the class of transformers.
+        cache_bytes: of the caches of features and of inputs, at most.
     """
 
     processor: ClassVar[PictureProcessor]
     kind: ClassVar[type]
+    cache_bytes: ClassVar[int] = CACHE_BYTES + INPUT_BYTES
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -60,6 +80,37 @@ class SeesPictures:
         # Another process, such as a rank, finds no class of this name that has a processor.
         arguments = (self.kind, self.processor, cast(Any, self).config)
         return _seen_again, arguments, self.__getstate__()
+
+    def tokens_of_pictures(self, messages: Sequence[Message]) -> int:
+        """Return the tokens of the pictures in *messages*; raises as `PictureProcessor.text`."""
+        return sum(self.processor.tokens(digits) for digits in _digits(messages))
+
+    def bytes_of_pictures(self, messages: Sequence[Message]) -> PictureBytes:
+        """Return what the pictures in *messages* take; raises as `PictureProcessor.text`. The module
+        needs no weights.
+
+        Of each of its maps a block of the tower keeps the input, and what the next operation reads of
+        its output: for each place of a patch the sum of the widths of both. So does the projector for
+        each token.
+        """
+        parts = [*tower_parts(cast(Any, self)).values()]
+        blocks = max(_lists(parts), key=len, default=nn.ModuleList())
+        of_blocks = {id(part) for part in blocks.modules()}
+        maps = [m for part in parts for m in part.modules() if isinstance(m, nn.Linear)]
+        per_patch = sum(m.in_features + m.out_features for m in maps if id(m) in of_blocks)
+        per_patch += sum(map(_kept_between, blocks))
+        per_token = sum(m.in_features + m.out_features for m in maps if id(m) not in of_blocks)
+        trains = any(p.requires_grad for part in parts for p in part.parameters())
+        patch = next(p for part in parts for p in part.parameters() if p.ndim > 3)[0].numel()
+        hidden = cast(Any, self).get_input_embeddings().weight.shape[1]
+        deeper = len(getattr(cast(Any, self).config.vision_config, "deepstack_visual_indexes", ()))
+        kept = cached = 0
+        for digits in _digits(messages):
+            inputs, tokens = self.processor.inputs(digits), self.processor.tokens(digits)
+            kept += 4 * (inputs["pixel_values"].numel() // patch * per_patch + tokens * per_token)
+            cached += 4 * tokens * hidden * (1 + deeper)
+            cached += sum(value.nbytes for value in inputs.values())
+        return PictureBytes(kept=kept if trains else 0, cached=cached)
 
     def save_pretrained(self, folder: str | Path, *args: Any, **options: Any) -> None:
         """Save as transformers does, with the files of the processor."""
@@ -107,6 +158,29 @@ def _seen_again(kind: type, processor: PictureProcessor, config: Any) -> Any:
             # transformers notes what a class returns when it makes one, and towers rely on it.
             seeing(kind, processor)(copy.deepcopy(config))
     return object.__new__(seeing(kind, processor))
+
+
+def _digits(messages: Sequence[Message]) -> list[str]:
+    return [found[3][:SHORT] for message in messages for found in references(message)]
+
+
+def _kept_between(block: nn.Module) -> int:
+    """Return the numbers of a place that a block keeps beside inputs and outputs of its maps: RMS norms
+    of transformers keep their input twice more, in float32, and a sigmoid and a product, of gates or
+    of `quick_gelu`, their results.
+    """
+    kinds = [type(part).__name__ for part in block.modules()]
+    maps = [m for m in block.modules() if isinstance(m, nn.Linear)]
+    products = any("QuickGELU" in kind for kind in kinds) or any(
+        hasattr(part, "gate_proj") for part in block.modules()
+    )
+    norms = sum("RMSNorm" in kind for kind in kinds)
+    width = max(m.out_features for m in maps)
+    return 2 * width * products + 2 * maps[-1].out_features * norms
+
+
+def _lists(parts: Sequence[nn.Module]) -> list[nn.ModuleList]:
+    return [m for part in parts for m in part.modules() if isinstance(m, nn.ModuleList)]
 
 
 def tower_parts(module: nn.Module) -> Mapping[str, nn.Module]:

@@ -44,11 +44,23 @@ class PictureModel(ModelSource):
                 f"model {self._model!r} is of no family that sees pictures here "
                 f"({', '.join(FAMILIES)}); see docs/pictures.md"
             )
-        if self._train == "language":
-            freeze(loaded.module)
-        elif self._train == "all":
-            unfreeze(loaded.module, weights=request.lora is None)
+        self._choose(loaded.module, request.lora)
         return loaded
+
+    def named(self, name: str) -> str:
+        return self._model
+
+    def on_paper(self, name: str, lora: Mapping[str, Any] | None) -> Any:
+        module = super().on_paper(name, lora)
+        if module is not None:
+            self._choose(module, lora)
+        return module
+
+    def _choose(self, module: Any, lora: Any) -> None:
+        if self._train == "language":
+            freeze(module)
+        elif self._train == "all":
+            unfreeze(module, weights=lora is None)
 
     @staticmethod
     def family(name: str, config: Mapping[str, Any]) -> PictureFamily | None:
@@ -106,14 +118,34 @@ class _Reader:
         self._processor = processor
 
     def from_pretrained(self, path: str, **options: Any) -> Any:
-        from transformers import AutoConfig, AutoModelForImageTextToText
+        from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(path, local_files_only=True)
-        kind = AutoModelForImageTextToText._model_mapping[type(config)]
-        found = seeing(kind, self._processor).from_pretrained(path, **options)
-        module = found[0] if isinstance(found, tuple) else found
-        if not any(hasattr(module.model, name) for name in LANGUAGE):
-            raise UsageError(f"{kind.__name__} has no language model under a name that is known")
-        if getattr(module.config, _FROZEN, False):
-            freeze(module)
+        found = self._kind(config).from_pretrained(path, **options)
+        _prepare(found[0] if isinstance(found, tuple) else found)
         return found
+
+    def from_config(self, config: Any) -> Any:
+        """Return a module of *config* with random weights."""
+        module = self._kind(config)(config)
+        _prepare(module)
+        return module
+
+    def _kind(self, config: Any) -> Any:
+        from transformers import AutoModelForImageTextToText
+
+        return seeing(AutoModelForImageTextToText._model_mapping[type(config)], self._processor)
+
+
+def _prepare(module: Any) -> None:
+    """Freeze what of a new *module* is frozen.
+
+    Raises:
+        UsageError: its language model has no name that is known.
+    """
+    if not any(hasattr(module.model, name) for name in LANGUAGE):
+        raise UsageError(
+            f"{type(module).__name__} has no language model under a name that is known"
+        )
+    if getattr(module.config, _FROZEN, False):
+        freeze(module)

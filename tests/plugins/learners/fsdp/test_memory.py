@@ -18,7 +18,7 @@ from quintain.learning import ALGORITHMS
 from quintain.models.load import module_without_weights
 from quintain.models.lora import with_adapters
 from quintain.recipe.extends import bundled_text
-from quintain.recipe.memory import activations, logits_bytes, memory_of, memory_table
+from quintain.recipe.memory import activations, logits_bytes, memory_of, memory_table, prompt_copies
 from quintain.recipe.plan import RunPlan
 from quintain.recipe.tables import Recipe
 from quintain_learners.fsdp import Fsdp, FsdpLearner
@@ -80,6 +80,7 @@ def test_each_rank_has_its_part_and_a_micro_batch(monkeypatch: pytest.MonkeyPatc
     memory = memory_of(planned, module, free=None)
     of_update = planned.learner.kind.update_bytes(module, precision="float32")
     batch = activations(planned, module) + of_update + logits_bytes(planned, module, "cpu")
+    batch += prompt_copies(planned, module)
     assert memory.activations == 4 * batch
     assert memory.each == pytest.approx((4 + 4 + 8 + 4) * numbers / 4 + batch, abs=4)
     (line,) = [x for x in memory_table(planned, memory, "this machine", 10**9) if "process" in x]
