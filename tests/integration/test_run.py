@@ -19,6 +19,7 @@ import pytest
 
 from quintain.cli import main
 from quintain.store.run_folder import RunFolder
+from quintain.store.storage import steps_in
 
 from ..core.models.tiny import save_tiny
 from .forks import ForkedRun, forked_runs, wait_for_step
@@ -213,6 +214,10 @@ def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(
     assert sum(step["groups.rejected"] for step in found[1:]) > 0
 
 
+def last_saved(place: Path, name: str) -> int:
+    return steps_in(place / "runs" / name / "checkpoints")[-1][0]
+
+
 @pytest.mark.more
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
@@ -229,7 +234,7 @@ def test_a_signal_saves_and_the_run_resumes(
     done = metrics(place, name)
 
     assert f"--resume runs/{name}" in (place / "errors.txt").read_text()
-    assert (place / "runs" / name / "checkpoints" / f"step-{len(done) - 1:06d}").exists()
+    assert last_saved(place, name) in (len(done) - 1, len(done))  # more than recorded: still open
     assert undisturbed[: len(done)] == done
     here(place, "train", "--resume", name)
     assert undisturbed == metrics(place, name)
@@ -259,7 +264,10 @@ def test_a_closed_pipe_saves_and_the_run_resumes(
 
     assert status == 141
     assert 3 <= len(done) <= STEPS
-    assert (place / "runs" / "unread" / "checkpoints" / f"step-{len(done) - 1:06d}").exists()
+    assert last_saved(place, "unread") in (
+        len(done) - 1,
+        len(done),
+    )  # more than recorded: still open
     here(place, "train", "--resume", "unread")
     assert undisturbed == metrics(place, "unread")
 
