@@ -126,10 +126,11 @@ async def end_step(run: Run) -> bool:
     the last one. A run that was stopped here is saved, and does this first when it is resumed.
     """
     last = run.stopping.finished()
+    save = run.steering.take("checkpoint") or run.progress.due(run.plan.saving.every)
     measured = await held_out_metrics(run, last=last)
     # The evaluation may have reached a limit, so that this step turns out to be the last.
     run.record.step(measured, last=run.stopping.finished())
-    if run.steering.take("checkpoint") or run.progress.due(run.plan.saving.every):
+    if save:
         run.saving.save()
     return last or run.stopping.accurate()
 

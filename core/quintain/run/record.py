@@ -111,8 +111,7 @@ class RunRecord:
         before, metrics = self.alerts, self.open | measured
         self.alerts = self._raise_alerts(metrics)
         metrics["alerts"] = [*self.alerts]
-        with self.progress.clock("record"):
-            self.folder.append({"step": step, **metrics})
+        self.folder.append({"step": step, **metrics})
         self.open = {}
         self.hooks.emit(StepEnd(step=step, metrics=dict(metrics)))
         self.screen.step(
