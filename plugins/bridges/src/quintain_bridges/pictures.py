@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from quintain.errors import InfrastructureError, UsageError
+from quintain import Message
+from quintain.errors import EnvironmentFault, InfrastructureError, UsageError
 from quintain.models import PICTURE
+from quintain.types import Role
 
 
 def plain(text: str) -> str:
@@ -43,3 +47,41 @@ def reference_of(value: Any, where: str) -> str:
         return picture(file.getvalue())
     except (PictureError, TypeError, ValueError, IndexError) as e:
         raise InfrastructureError(f"{where} is no picture: {e}") from e
+
+
+def message_of(role: Role, content: str | Sequence[Mapping[str, str]]) -> Message:
+    """Return a message of another side.
+
+    Args:
+        content: its text, or parts: a ``text``, a picture that is the path of a ``file`` which the
+            author of the task named, or one that is a ``data`` URL.
+
+    Raises:
+        UsageError: a file is refused, or ``quintain-vision`` is missing.
+        EnvironmentFault: a ``data`` URL is refused. It may be made of what the policy wrote.
+    """
+    if isinstance(content, str):
+        return Message(role, plain(content))
+    try:
+        from quintain_vision import PictureError, StoreError, message
+    except ModuleNotFoundError as e:
+        raise UsageError(
+            "a message of the task has a picture: pip install 'quintain-bridges[pictures]'"
+        ) from e
+    forms = [_part(piece) for piece in content]
+    try:
+        return message(role, forms)
+    except StoreError:
+        raise
+    except PictureError as e:
+        if any("data" in piece for piece in content):
+            raise EnvironmentFault(f"a picture of the task is refused: {e}") from e
+        raise
+
+
+def _part(piece: Mapping[str, str]) -> Mapping[str, Any]:
+    if "text" in piece:
+        return {"type": "text", "text": plain(piece["text"])}
+    if "file" in piece:
+        return {"type": "image", "path": Path(piece["file"])}
+    return {"type": "image", "url": piece["data"]}

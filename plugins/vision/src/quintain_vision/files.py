@@ -143,6 +143,8 @@ def decode(
                 decoding(image.width * image.height)
             image.load()
             return _upright_rgb(image), ENDINGS[str(image.format)]
+    except PictureError:  # a limit, and a ValueError, too
+        raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise PictureError(f"{name} has too many pixels: {error}; make it smaller") from error
     except UnidentifiedImageError as error:

@@ -5,10 +5,13 @@ audit, an agent behind the gateway, and exported tasks under a plain `docker run
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from quintain import Reply, ToolCall
 from quintain.interfaces.rollout_request import RolloutRequest
@@ -31,6 +35,7 @@ from quintain_env_agent.harbor.trial import Trial, TrialSettings, VerifierOutcom
 from quintain_gateway import Gateway
 from quintain_sandbox import Containers
 from quintain_sandbox.docker import build_image
+from quintain_vision import tool_picture
 
 from .task_files import TOML, task, write
 
@@ -110,6 +115,28 @@ def call(name: str = "shell", **arguments: Any) -> Reply:
     return Reply(calls=(ToolCall(name=name, arguments=arguments),))
 
 
+BAD = {
+    "link.png": "cannot show link.png: the picture is no PNG, JPEG or WebP",
+    "pipe": "cannot read pipe: no such file",
+    "bomb.png": "cannot show bomb.png: the picture has 5000 x 5000 = 25,000,000 pixels; the limit is",
+    "none.png": "cannot read none.png: no such file",
+    "large.png": "large.png has more than 4194304 bytes; make a smaller image of it",
+}
+"""What `view_image` answers, by path."""
+COPIED = "FROM python:3\nWORKDIR /app\nCOPY . /app/\n"
+
+
+def png(width: int, height: int, claimed: tuple[int, int] | None = None) -> bytes:
+    """A red picture; its header may claim another size."""
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), "red").save(file, "PNG")
+    data = file.getvalue()
+    if claimed is None:
+        return data
+    header = b"IHDR" + struct.pack(">2I", *claimed) + data[24:29]
+    return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+
+
 def in_trial(place: Path, act: Callable[[Trial], Awaitable[Any]], **settings: Any) -> Any:
     async def run() -> Any:
         folder = TaskFolder(place, "t")
@@ -174,6 +201,47 @@ def test_the_policy_works_with_a_shell_and_files(tmp_path: Path) -> None:
     assert rollout.outcome.total == 1.0
     assert rollout.termination.kind == "finished"
     assert rollout.result.rewards == {"": {"reward": 1.0}}
+
+
+def test_a_policy_that_sees_looks_at_images_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of the task, and one that a command wrote. What a command made to do harm is an error
+    that the policy reads: a link, a pipe, a file that is too large or that unpacks to too much.
+    """
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
+    red, bomb = png(6, 4), png(6, 4, claimed=(5000, 5000))
+    place = task(tmp_path / "task", "python:3", environment__Dockerfile=COPIED)
+    (place / "environment" / "red.png").write_bytes(red)
+    (place / "environment" / "bomb.png").write_bytes(bomb)
+    rollout = played(
+        place,
+        [
+            call("view_image", path="red.png"),
+            call(command="mkdir a && cp red.png a/b.png && ln -s /etc/passwd link.png; mkfifo pipe"),
+            call("view_image", path="/app/a/b.png"),
+            *(call("view_image", path=path) for path in [*BAD][:4]),
+            call(command="head -c 5000000 /dev/zero > large.png; echo hello > out.txt"),
+            call("view_image", path="large.png"),
+            "Done.",
+        ],
+        pictures=True,
+    )
+    said = [c.error or c.result for turn in rollout.turns for c in turn.calls]
+    # signed, so that it is a picture of a tool; without a signature it would be text
+    assert said[0] == said[2] == tool_picture(red)
+    errors = dict(zip(BAD, (*said[3:7], said[8]), strict=True))
+    for path, reason in BAD.items():
+        assert errors[path].startswith(f"error: {reason}"), errors[path]
+    assert rollout.outcome.total == 1.0
+
+
+def test_without_the_setting_there_is_no_tool_for_images(tmp_path: Path) -> None:
+    """Models of text read the tools that they read before."""
+    rollout = played(task(tmp_path, "python:3"), [call("view_image", path="start.txt"), "Done."])
+    (said,) = [c.error or c.result for turn in rollout.turns for c in turn.calls]
+    assert "view_image" in said
+    assert "shell" in said
 
 
 def test_the_time_of_commands_is_bounded_by_the_task(tmp_path: Path) -> None:

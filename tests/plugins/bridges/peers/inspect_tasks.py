@@ -91,3 +91,51 @@ def sandboxed():
 def two_scorers():
     samples = [Sample(input="1 + 1?", target="2")]
     return Task(dataset=samples, solver=generate(), scorer=[includes(), match()])
+
+
+@task
+def seen(images: list[str], document: str = ""):
+    """Each picture in a sample of its own, behind a text and before another."""
+    from inspect_ai.model import ChatMessageUser, ContentDocument, ContentImage, ContentText
+
+    more = [ContentDocument(document=document)] if document else []
+    samples = [
+        Sample(
+            input=[
+                ChatMessageUser(
+                    content=[
+                        ContentText(text="Look:"),
+                        ContentImage(image=image),
+                        ContentText(text="What colour"),
+                        ContentText(text="is it?"),
+                        *more,
+                    ]
+                )
+            ],
+            target="red",
+        )
+        for image in images
+    ]
+    return Task(dataset=samples, solver=[system_message("Be brief."), generate()], scorer=match())
+
+
+@solver
+def shows_what_it_reads():
+    """Ask, show the reply as a picture and as a text, and ask again."""
+
+    async def solve(state, generate):
+        from inspect_ai.model import ChatMessageUser, ContentImage, ContentText
+
+        state = await generate(state)
+        said = state.output.completion
+        content = [ContentText(text=f"You said {said}"), ContentImage(image=said)]
+        state.messages.append(ChatMessageUser(content=content))
+        return await generate(state)
+
+    return solve
+
+
+@task
+def echo():
+    samples = [Sample(input="Name a picture.", target="x")]
+    return Task(dataset=samples, solver=shows_what_it_reads(), scorer=match())

@@ -117,7 +117,8 @@ def test_what_is_not_played_ends_the_run(inspect: Any) -> None:
 def test_each_of_several_scorers_is_a_part(inspect: Any) -> None:
     (rollout,) = played(inspect("two_scorers"), "It is 2, or not.")
     assert rollout.outcome.total == 0.5
-    assert dict(rollout.outcome.parts) == {"includes": 1.0, "match": 0.0}
+    parts = {"score_of_peer": 0.5, "score_of_peer.includes": 1.0, "score_of_peer.match": 0.0}
+    assert dict(rollout.outcome.parts) == parts
 
 
 def test_evaluation_data_is_not_trained_on(inspect: Any) -> None:

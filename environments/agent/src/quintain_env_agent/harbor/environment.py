@@ -10,6 +10,7 @@ import re
 import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -105,6 +106,8 @@ class Harbor(Environment[HarborTask, HarborResult]):
         keep_processes: whether what the policy left running goes on beside a verifier in the same
             container. Needed for tasks whose result is a running program; a program that is left
             can then write the reward.
+        pictures: whether the policy has a tool that shows images of the container
+            (`pip install 'quintain-env-agent[pictures]'`). A model of text reads their size alone.
         memory_mb, cpus: of a task that says none.
         cache: folder of unpacked and converted tasks; empty for ``harbor`` in `$QUINTAIN_CACHE`.
     """
@@ -127,6 +130,7 @@ class Harbor(Environment[HarborTask, HarborResult]):
     ahead: int = 4
     broken: Literal["failure", "policy"] = "failure"
     keep_processes: bool = False
+    pictures: bool = False
     memory_mb: float = 2048.0
     cpus: float = 1.0
     cache: str = ""
@@ -140,6 +144,8 @@ class Harbor(Environment[HarborTask, HarborResult]):
                 f"harbor: seconds {self.seconds}, characters {self.characters}, ahead {self.ahead}; "
                 "expected more than 0, at least 100, and at least 0"
             )
+        if self.pictures and find_spec("quintain_vision") is None:
+            raise UsageError("harbor: pictures needs pip install 'quintain-env-agent[pictures]'")
 
     def tasks(self, split: str) -> Iterable[HarborTask]:
         found = [f for f in self._folders().values() if self._split(f) == split]
@@ -245,7 +251,14 @@ class Harbor(Environment[HarborTask, HarborResult]):
     async def attempt(self, trial: Trial, step: TaskStep | None, agent: Agent) -> int:
         """Let the policy work at a step; return how often it used a tool."""
         agent.user(trial.folder.instruction(step))
-        shell = Shell(trial, trial.user(step), trial.seconds(step), self.seconds, self.characters)
+        shell = Shell(
+            trial,
+            trial.user(step),
+            trial.seconds(step),
+            self.seconds,
+            self.characters,
+            pictures=self.pictures,
+        )
         await agent.run(*shell.tools)
         return shell.calls
 

@@ -40,6 +40,8 @@ class HarborAgent(Harbor):
         super().__post_init__()
         if not self.argv:
             raise UsageError("harbor-agent: set argv, the agent's program")
+        if self.pictures:
+            raise UsageError("harbor-agent: pictures is for harbor; the program sends its images")
 
     async def attempt(self, trial: Trial, step: TaskStep | None, agent: Agent) -> int:
         """Run the program; how many turns it took. One that fails after a turn is graded by what it

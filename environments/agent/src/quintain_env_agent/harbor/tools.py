@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -14,6 +15,8 @@ READ = 4 << 20
 """Most bytes of a file that the tools read."""
 LINES = 400
 """Lines that are read where none are asked for."""
+PIXELS = 1 << 24
+"""Most pixels of an image that is shown: code of the policy may have made the file."""
 
 
 class Shell:
@@ -24,20 +27,31 @@ class Shell:
         total: seconds of all commands together; ``None`` without a limit.
         each: seconds of one command at most.
         characters: of an answer that the policy reads.
+        pictures: whether there is a tool that shows images, which needs ``quintain-vision``.
     """
 
     def __init__(
-        self, trial: Trial, user: str, total: float | None, each: float, characters: int
+        self,
+        trial: Trial,
+        user: str,
+        total: float | None,
+        each: float,
+        characters: int,
+        *,
+        pictures: bool = False,
     ) -> None:
         self._trial, self._user, self._each, self._characters = trial, user, each, characters
+        self._pictures = pictures
         self._left = total
         self.calls = 0
         """How often the policy used a tool."""
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """All four, in the order in which the model reads of them."""
-        functions = (self.shell, self.read_file, self.write_file, self.replace_in_file)
+        """All of them, in the order in which the model reads of them."""
+        functions = [self.shell, self.read_file, self.write_file, self.replace_in_file]
+        if self._pictures:
+            functions.append(self.view_image)
         return tuple(replace(as_tool(f), characters=self._characters) for f in functions)
 
     async def shell(self, command: str) -> str:
@@ -82,16 +96,34 @@ class Shell:
         await self._write(path, text.replace(old, new))
         return "replaced"
 
+    async def view_image(self, path: str) -> str:
+        """Look at an image file: PNG, JPEG or WebP."""
+        from quintain_vision import PictureError, PictureLimits, StoreError, tool_picture
+
+        data = await self._data(path, "make a smaller image of it")
+        limits = PictureLimits(bytes=READ, pixels=PIXELS)
+        try:
+            # Other episodes go on while it is decoded.
+            return await asyncio.to_thread(tool_picture, data, limits=limits)
+        except StoreError:  # ours, and nothing that the policy should read
+            raise
+        except PictureError as e:
+            raise ToolError(f"cannot show {path}: {e}") from e
+
     async def _content(self, path: str) -> str:
-        # `cat` reads with the rights of the policy's user, which the engine's own way would not.
+        data = await self._data(path, "read a part of it in the shell")
+        return data.decode("utf-8", "replace")
+
+    async def _data(self, path: str, advice: str) -> bytes:
+        # `head` reads with the rights of the policy's user, which the engine's own way would not.
         result = await self._command(
             ["sh", "-c", f'[ -f "$0" ] && head -c {READ + 1} -- "$0"', self._place(path)]
         )
         if result.status != "ok":
             raise ToolError(f"cannot read {path}: {result.text.strip()[-300:] or 'no such file'}")
         if len(result.output) > READ:
-            raise ToolError(f"{path} has more than {READ} bytes; read a part of it in the shell")
-        return result.output.decode("utf-8", "replace")
+            raise ToolError(f"{path} has more than {READ} bytes; {advice}")
+        return result.output
 
     async def _write(self, path: str, content: str) -> None:
         script = 'mkdir -p -- "$(dirname -- "$0")" && cat > "$0"'

@@ -20,6 +20,7 @@ from quintain import (
 )
 from quintain.errors import RewardFault, UsageError
 
+from ..pictures import message_of
 from .process import Peer
 
 
@@ -90,7 +91,7 @@ class PeerTasks(Environment[PeerTask, PeerScore]):
         async with self.peer.episode(task.number) as episode:
             told = await episode.next()
             while "ask" in told:
-                agent.user([Message(m["role"], m["content"]) for m in told["ask"]])
+                agent.user([message_of(m["role"], m["content"]) for m in told["ask"]])
                 told = await episode.next((await agent.turn()).reply)
             return PeerScore(**told["done"])
 

@@ -36,11 +36,29 @@ class ListedTask(BaseModel):
     answer: Any = None
 
 
+class TextPart(BaseModel, extra="forbid"):
+    """A text of a message."""
+
+    text: str
+
+
+class FilePart(BaseModel, extra="forbid"):
+    """A picture of a message: the path of a file that the task itself names."""
+
+    file: str
+
+
+class DataPart(BaseModel, extra="forbid"):
+    """A picture of a message: a ``data:`` URL."""
+
+    data: str
+
+
 class Said(BaseModel):
     """A message to the policy."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str
+    content: str | list[TextPart | FilePart | DataPart]
 
 
 class Done(BaseModel, extra="forbid"):
@@ -88,6 +106,8 @@ class Peer(Service):
             fields of the environment, and the ``address`` of a server that runs.
         seconds: that a step may take, or that a server may be silent.
         limit: tasks that are read, as some are endless.
+        pictures: a folder in which samples of Inspect may name pictures, beside those of the tasks
+            and of their data.
     """
 
     def __init__(
@@ -100,6 +120,7 @@ class Peer(Service):
         args: Mapping[str, Any] | None = None,
         seconds: float = 120.0,
         limit: int = 10_000,
+        pictures: str = "",
     ) -> None:
         if not (SIDES / f"{kind}_side.py").is_file():
             kinds = ", ".join(get_args(Kind))
@@ -111,6 +132,7 @@ class Peer(Service):
         self.kind, self.seconds = kind, seconds
         self._python, self._requirements = python, tuple(requirements)
         settings = {"args": dict(args or {}), "limit": limit, "seconds": seconds}
+        settings["pictures"] = pictures
         self._words = [str(SIDES / f"{kind}_side.py"), target, json.dumps(settings)]
         self._tasks: list[Mapping[str, Any]] | None = None
         self._process: asyncio.subprocess.Process | None = None
