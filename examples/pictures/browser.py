@@ -1,10 +1,13 @@
 """A browser as an environment: the policy sees a screenshot of a page in each turn, and clicks.
 
-BrowserGym runs the browser. Its tasks of other packages go into `Buttons`'s place:
+BrowserGym runs the browser. `Browser` has a page of its own, which shows how a task is made.
+`MiniWoB` has the tasks of that benchmark, whose pages are in the package miniwob:
 
     pip install browsergym-core quintain-vision
     playwright install chromium
     quintain eval examples/pictures/browser.py:Browser --controls --tasks 32
+    pip install browsergym-miniwob miniwob
+    quintain eval examples/pictures/browser.py:MiniWoB --arg name=click-color --model MODEL
 """
 
 import asyncio
@@ -13,17 +16,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
+from importlib.resources import files
+from pathlib import Path
 from random import Random
 from typing import Any
 
 import playwright.sync_api
-from browsergym.core.action.functions import mouse_click
+from browsergym.core.action.functions import keyboard_type, mouse_click
 from browsergym.core.action.highlevel import HighLevelActionSet
 from browsergym.core.env import BrowserEnv
 from browsergym.core.task import AbstractBrowserTask
 
 from quintain import Agent, Environment, Limits, Message, Rollout, Task, control, reward
-from quintain.errors import InfrastructureError
+from quintain.errors import InfrastructureError, UsageError
 from quintain_vision import message
 
 WIDTH, HEIGHT = 320, 240
@@ -31,7 +37,12 @@ COLOURS = ("red", "green", "blue", "orange")
 CLICKS = 2
 
 # No other actions: with `goto` or `mouse_upload_file` a policy would read files of this machine.
-ACTIONS = HighLevelActionSet(subsets=["custom"], custom_actions=[mouse_click], strict=True)
+ACTIONS = HighLevelActionSet(
+    subsets=["custom"], custom_actions=[mouse_click, keyboard_type], strict=True
+)
+HOW = (
+    "Answer with mouse_click(x, y), in pixels from the left and the top, or keyboard_type('text')."
+)
 
 # BrowserGym keeps one Playwright in a process, which answers one thread alone.
 BROWSERS = ThreadPoolExecutor(max_workers=1, thread_name_prefix="browsers")
@@ -111,36 +122,12 @@ class Browser(Environment[Clicks, float]):
             random = Random(f"{split} {number}")
             wanted = tuple(random.sample(COLOURS, CLICKS))
             orders = tuple(tuple(random.sample(COLOURS, len(COLOURS))) for _ in wanted)
-            prompt = (
-                f"Click the {wanted[0]} button, then the {wanted[1]} one. The page has {WIDTH} x "
-                f"{HEIGHT} pixels. Answer with mouse_click(x, y)."
-            )
+            prompt = f"Click the {wanted[0]} button, then the {wanted[1]} one."
             name = f"{split}-{number}"
             yield Clicks(prompt=prompt, id=name, wanted=wanted, orders=orders)
 
     async def rollout(self, task: Clicks, agent: Agent) -> float:
-        browser = BrowserEnv(
-            Buttons,
-            {"task": task},
-            action_mapping=ACTIONS.to_python_code,
-            # Its own screenshot leaves the page with another size in Chromium 156.
-            use_raw_page_output=True,
-            pw_context_kwargs={"offline": True},
-            pre_observation_delay=0.05,
-        )
-        earned = 0.0
-        try:
-            await in_browser(partial(browser.reset, seed=0))
-            agent.user([await screen(browser, task.prompt)])
-            async for turn in agent.turns():
-                seen, earned, ended, *_ = await in_browser(partial(browser.step, turn.reply))
-                if ended:
-                    break
-                error = seen["last_action_error"][:300]
-                agent.user([await screen(browser, error or "The page now:")])
-        finally:
-            await in_browser(browser.close)
-        return earned
+        return await played(partial(Buttons, task=task), 0, agent)
 
     @control(scores="max")
     def oracle(self, task: Clicks, messages: Sequence[Message]) -> str:
@@ -158,6 +145,69 @@ def click(place: int) -> str:
     """Return the action that clicks the middle of the button at *place*, in the order of reading."""
     x, y = (2 * (place % 2) + 1) * WIDTH // 4, (2 * (place // 2) + 1) * HEIGHT // 4
     return f"mouse_click({x}, {y})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeded(Task):
+    """A task of MiniWoB, which is made of its seed."""
+
+    seed: int
+
+
+class MiniWoB(Environment[Seeded, float]):
+    """A task of MiniWoB++, such as ``click-color``. It has no oracle, so no controls."""
+
+    reward, limits = clicked, Limits(turns=10)
+    name: str = "click-color"
+
+    def __post_init__(self) -> None:
+        miniwob(self.name)
+
+    def tasks(self, split: str) -> Iterator[Seeded]:
+        first = {"train": 200, "dev": 0, "test": 100}[split]
+        for seed in range(first, first + (1000 if split == "train" else 100)):
+            yield Seeded(prompt=f"{self.name} {seed}", seed=seed)
+
+    async def rollout(self, task: Seeded, agent: Agent) -> float:
+        return await played(miniwob(self.name), task.seed, agent)
+
+
+def miniwob(name: str) -> Any:
+    """Return what makes the task *name* of a seed; its page is a file of the package miniwob.
+
+    Raises:
+        UsageError: there is no task of this name.
+    """
+    found = {task.subdomain: task for task in import_module("browsergym.miniwob").ALL_MINIWOB_TASKS}
+    if name not in found:
+        raise UsageError(f"name is {name!r}; expected one of {', '.join(found)}")
+    pages = files("miniwob") / "html" / "miniwob"
+    return partial(found[name], base_url=f"{Path(str(pages)).as_uri()}/")
+
+
+async def played(task: Any, seed: int, agent: Agent) -> float:
+    """Play an episode of *task*, which makes a task of BrowserGym, and return its last reward."""
+    browser = BrowserEnv(
+        task,
+        action_mapping=ACTIONS.to_python_code,
+        # Its own screenshot leaves the page with another size in Chromium 156.
+        use_raw_page_output=True,
+        pw_context_kwargs={"offline": True},
+        pre_observation_delay=0.05,
+    )
+    earned = 0.0
+    try:
+        seen, _ = await in_browser(partial(browser.reset, seed=seed))
+        agent.user([await screen(browser, f"{seen['goal']} {HOW}")])
+        async for turn in agent.turns():
+            seen, earned, ended, *_ = await in_browser(partial(browser.step, turn.reply))
+            if ended:
+                break
+            error = seen["last_action_error"][:300]
+            agent.user([await screen(browser, error or "The page now:")])
+    finally:
+        await in_browser(browser.close)
+    return earned
 
 
 async def screen(browser: BrowserEnv, text: str) -> Message:

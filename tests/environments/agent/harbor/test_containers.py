@@ -218,7 +218,9 @@ def test_a_policy_that_sees_looks_at_images_of_the_container(
         place,
         [
             call("view_image", path="red.png"),
-            call(command="mkdir a && cp red.png a/b.png && ln -s /etc/passwd link.png; mkfifo pipe"),
+            call(
+                command="mkdir a && cp red.png a/b.png && ln -s /etc/passwd link.png; mkfifo pipe"
+            ),
             call("view_image", path="/app/a/b.png"),
             *(call("view_image", path=path) for path in [*BAD][:4]),
             call(command="head -c 5000000 /dev/zero > large.png; echo hello > out.txt"),

@@ -163,7 +163,8 @@ function rewrites(part, unit, number) {
 
 // Small copies in this file: nothing is fetched.
 function pictures(message) {
-  return (message.pictures || []).map(number => make("img", {src: data.pictures[number], alt: "picture"}));
+  const found = (message.pictures || []).map(number => make("img", {src: data.pictures[number], alt: "picture"}));
+  return found.length ? make("div", {class: "pictures"}, found) : null;
 }
 
 function messages(part) {

@@ -189,7 +189,7 @@ function messages(part) {
     m.reasoning ? make("div", {class: "message reasoning"}, make("b", {}, "reasoning"), m.reasoning) : null,
     m.content || !(m.calls || []).length ? make("div", {class: `message ${["system", "user", "assistant", "tool"].includes(m.role) ? m.role : ""}`},
       make("b", {}, m.role + (m.name ? " " + m.name : "")), m.content || "(empty)",
-      (m.pictures || []).map(src => make("img", {src, alt: "picture"}))) : null,
+      (m.pictures || []).length ? make("div", {class: "pictures"}, m.pictures.map(src => make("img", {src, alt: "picture"}))) : null) : null,
     (m.calls || []).map(call => make("div", {class: "message call"}, make("b", {}, "calls " + call.name), JSON.stringify(call.arguments, null, 1), call.error ? make("div", {class: "wrong"}, call.error) : null))]);
 }
 
