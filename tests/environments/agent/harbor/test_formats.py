@@ -13,20 +13,28 @@ import tarfile
 import zipfile
 from pathlib import Path
 from string import printable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.errors import UsageError
-from quintain_env_agent.harbor import RewardFileError, TaskFolder, UnsupportedTask
+from quintain_env_agent.harbor import (
+    Harbor,
+    HarborAgent,
+    RewardFileError,
+    TaskFolder,
+    UnsupportedTask,
+)
 from quintain_env_agent.harbor.archives import task_folders, unpack
 from quintain_env_agent.harbor.config import filled, mebibytes, mode_of, read_config, unsupported
 from quintain_env_agent.harbor.environment import without_network
 from quintain_env_agent.harbor.folder import folders
 from quintain_env_agent.harbor.reward_files import chosen, not_fetched, rewards_of
 from quintain_env_agent.harbor.terminal_bench import convert
-from quintain_sandbox import BuildContext
+from quintain_gateway import Gateway
+from quintain_sandbox import BuildContext, Containers
 
 from .task_files import TOML, archive, old_task, task, write
 
@@ -543,3 +551,15 @@ def test_an_encrypted_archive_is_a_usage_error(tmp_path: Path) -> None:
     content[content.index(b"PK\x01\x02") + 8] |= 1
     with pytest.raises(UsageError, match="here: cannot unpack"):
         unpack(bytes(content), tmp_path / "out", "here")
+
+
+def test_images_are_shown_by_our_tools_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program has tools of its own, and a missing package is named before an episode."""
+    args: dict[str, Any] = {"containers": Containers(), "data": str(tmp_path), "pictures": True}
+    with pytest.raises(UsageError, match="pictures is for harbor"):
+        HarborAgent(**args, gateway=Gateway(), argv=("agent",))
+    monkeypatch.setattr("quintain_env_agent.harbor.environment.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'quintain-env-agent\[pictures\]'"):
+        Harbor(**args)

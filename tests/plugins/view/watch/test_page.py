@@ -17,10 +17,15 @@ from typing import Any
 
 import pytest
 
+from quintain import Message, Task
+from quintain.cli import main
 from quintain.store import RunFolder
+from quintain.types.rollout import Group
 from quintain_view.watch.server import WatchServer
 from quintain_view.watch.steering import waiting_orders
 
+from ....pictures import png
+from ..viewer.rollout_run import make_run, rollout
 from .stored import add_many, make_stored
 
 sync_api: Any = pytest.importorskip(
@@ -311,3 +316,43 @@ def test_100_000_rollouts_scroll_smoothly(browser: Any, tmp_path: Path) -> None:
         page.wait_for_selector(".entry.chosen .two", timeout=60_000)
         assert page.locator(".entry.chosen").count() == 1
         picture(page, "many")
+
+
+@pytest.mark.parametrize("size", [NARROW, WIDE], ids=["360", "1400"])
+def test_pictures_of_a_message_stand_beside_each_other(
+    browser: Any, size: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of 120 pixels fit a telephone, and a label of the policy has none; on the page that
+    `quintain rollouts --html` writes, too.
+    """
+    from quintain_vision import picture as stored
+
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
+    two = stored(png("red", (120, 90))) + stored(png("blue", (120, 90)))
+    given = (Message("user", f"{two}Alike?"), Message("assistant", f"No: {two}"))
+    made = rollout(1, 0, 0, messages=given, task=Task(prompt=given[0].content))
+    make_run(tmp_path / "runs", steps=1)
+    folder = RunFolder(tmp_path / "runs" / "sums", lock=False)
+    folder.write_rollouts(1, [Group(task=made.task, rollouts=(made,))], {})
+    boxes = "[...document.querySelectorAll('.message img')].map(i => [i.x, i.y, i.naturalWidth])"
+
+    def beside(page: Any) -> bool:
+        (left, top, width), (right, other, _) = page.evaluate(boxes)
+        return bool(left < right and top == other and width == 120)
+
+    with serving(tmp_path / "runs", "sums") as server, opened(browser, server, size) as page:
+        page.keyboard.press("2")
+        page.locator(".entry").first.click()
+        page.wait_for_selector(".message img")
+        assert beside(page)
+        assert fits(page)
+    file = tmp_path / "a.html"
+    words = ["rollouts", "sums", "--folder", str(tmp_path / "runs"), "--html", str(file)]
+    assert main(words) == 0
+    page = browser.new_page(viewport={"width": size[0], "height": size[1]})
+    page.goto(file.as_uri())
+    if size == NARROW:
+        page.get_by_text("Alike?").first.click()
+    page.wait_for_selector(".message img")
+    assert beside(page)
+    page.close()
