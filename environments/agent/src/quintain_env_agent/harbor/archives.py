@@ -57,7 +57,7 @@ def _rows(file: Path, column: str) -> Iterator[tuple[str, bytes]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as e:
-        raise UsageError(f"{file} needs pyarrow: pip install 'quintain-env-agent[parquet]'") from e
+        raise UsageError(f"{file} needs pyarrow: pip install 'quintain-env-agent[harbor]'") from e
     try:
         table = parquet.ParquetFile(file)
         names = table.schema_arrow.names
