@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -49,6 +50,7 @@ class Shell:
     @property
     def tools(self) -> tuple[Tool, ...]:
         """All of them, in the order in which the model reads of them."""
+        functions: list[Callable[..., Awaitable[str]]]
         functions = [self.shell, self.read_file, self.write_file, self.replace_in_file]
         if self._pictures:
             functions.append(self.view_image)
