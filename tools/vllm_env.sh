@@ -60,4 +60,16 @@ if [ "$fresh" = 0 ]; then
         --no-build-isolation "${editable[@]}" >&2
     echo "$base" > "$stamp"
 fi
+
+# vLLM's vision-language models import torchvision, and the index has it for CUDA alone. Its compiled operators, which
+# need CUDA, are for detection; the module that describes them fails without them, and nothing else here asks for it.
+site=$("$overlay/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+if [ ! -e "$site/torchvision" ]; then
+    if "$base/bin/python" -m pip --python "$overlay/bin/python" install --quiet --disable-pip-version-check --no-deps \
+        ${PIP_ARGS:-} "torchvision==0.28.0" >&2; then
+        : > "$site/torchvision/_meta_registrations.py"
+    else
+        echo "torchvision could not be installed into $overlay: models that see pictures do not run there" >&2
+    fi
+fi
 echo "$overlay/bin/python"

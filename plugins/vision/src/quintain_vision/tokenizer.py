@@ -30,6 +30,11 @@ class PictureTokenizer(HFTokenizer):
 
     The rendered text holds the reference of a picture in place of the placeholder. So a conversation
     that grows compares references, and only what is new is encoded.
+
+    Attributes:
+        processor: of the model.
+        placeholder: what the chat template writes for a picture.
+        placeholder_id: the id that stands for each token of a picture outside of Quintain.
     """
 
     def __init__(
@@ -47,7 +52,7 @@ class PictureTokenizer(HFTokenizer):
                 f"the tokenizer of the model has no token {processor.token!r}; save it again with "
                 "the processor of the model"
             )
-        self._token = token
+        self.placeholder_id = token
 
     def literal(self, value: Any) -> Any:
         """Return *value* as the tokenizer of text does, with `LITERAL` in each picture that its texts
@@ -131,7 +136,7 @@ class PictureTokenizer(HFTokenizer):
             return super().encode_with_offsets(text)
         expanded, regions, tokens = self._expanded(text)
         ids, spans = super().encode_with_offsets(expanded)
-        places = [i for i, token in enumerate(ids) if token == self._token]
+        places = [i for i, token in enumerate(ids) if token == self.placeholder_id]
         if len(places) != len(tokens):
             raise UsageError(
                 f"a prompt has {len(places)} tokens {self.processor.token!r} for {len(tokens)} tokens of "

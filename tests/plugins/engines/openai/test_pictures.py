@@ -16,10 +16,8 @@ from PIL import Image
 
 from quintain import Message, Sampling, ToolCall
 from quintain.errors import UsageError
-from quintain.models import PICTURE_TOKENS
 from quintain_engines.openai import protocol
 from quintain_engines.openai.client import OpenAIEngine
-from quintain_engines.vllm.requests import room_for
 from quintain_vision import message, picture, tool_picture
 
 from .http_kit import openai_server
@@ -110,12 +108,6 @@ def test_a_picture_may_be_many_tokens() -> None:
     """A context is outgrown by the policy's fault or not, which the size of a file cannot tell."""
     talk = [Message("user", picture(saved("red")))]
     assert protocol.most_tokens(talk, ()) > 16_384
-
-
-def test_engines_for_vllm_refuse_the_tokens_of_a_picture() -> None:
-    assert room_for([1, 2], 8) == 6
-    with pytest.raises(UsageError, match="holds a picture"):
-        room_for([1, PICTURE_TOKENS + 3], 8)
 
 
 def test_what_a_server_replies_holds_no_picture() -> None:

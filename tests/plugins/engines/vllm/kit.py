@@ -27,9 +27,16 @@ Out = TypeVar("Out")
 class Running:
     """A started engine over a tiny model, and the event loop that it was started in."""
 
-    def __init__(self, model: Any, kind: Any = VLLMEngine, **options: Any) -> None:
+    def __init__(
+        self,
+        model: Any,
+        kind: Any = VLLMEngine,
+        *,
+        tokenizer: HFTokenizer = TOKENIZER,
+        **options: Any,
+    ) -> None:
         self.model, self.loop = model, asyncio.new_event_loop()
-        self.engine = kind.sharing(model, TOKENIZER, slots=16, **options)
+        self.engine = kind.sharing(model, tokenizer, slots=16, **options)
         try:
             self.do(self.engine.__aenter__())
         except BaseException:

@@ -77,6 +77,9 @@ def engine_args(
         # scheduling ahead of a step would give its tokens the version of the next weights
         "async_scheduling": False,
     }
+    if hasattr(config, "vision_config"):
+        # requests bring the inputs of the vision tower ready made
+        args["mm_processor_cache_gb"] = 0
     if settings.gpu_share is not None:
         args["gpu_memory_utilization"] = settings.gpu_share
     if settings.adapters:
@@ -98,6 +101,8 @@ def engine_args(
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(context, settings.slots, 8192),
         }
+        if hasattr(config, "vision_config"):
+            args["skip_mm_profiling"] = True  # it measures the memory of a GPU
     return args
 
 

@@ -20,7 +20,8 @@ from quintain import InfrastructureError, Sampled, Sampling, TokenEngine, Weight
 from quintain.errors import UsageError
 from quintain.interfaces import changes_of
 from quintain.learning import ModuleWeights
-from quintain.models import HFTokenizer, check_whole
+from quintain.models import PICTURE_TOKENS, HFTokenizer, check_whole
+from quintain.models.load import family_of
 
 from .arguments import engine_args
 from .canary import (
@@ -41,6 +42,7 @@ from .canary import (
 from .canary import layer_outputs as learner_outputs
 from .checksums import adapter_factors, differing, frozen_tensors, in_engine_layout
 from .errors import CanaryError, SleepUnsupportedError, UndeliveredError, WeightSyncError
+from .pictures import SIDES, Pictures, Seen, identifier, served, served_name
 from .requests import room_for, sampled, sampling_fields
 from .settings import Settings
 from .sleep import LearnerHook, forget_cached_memory
@@ -48,6 +50,8 @@ from .transports import Device, Transport
 
 _log = logging.getLogger(__name__)
 _NO_LIMIT = 10**7
+AFTER_PICTURE = 16
+"""Tokens of the canary that follow a picture."""
 RELEASE_SECONDS = 10.0
 """For the attempt to resume an engine whose update failed."""
 
@@ -136,6 +140,8 @@ class SyncedEngine(TokenEngine):
                     'has none there; set engine.args.transport = "file"'
                 )
         self._reference = Reference(module, folder)
+        self._pictures = Pictures.of(tokenizer, config)
+        self._counted: set[str] = set()
         self.version, self.stalls = 0, 0
         self.differences: list[float] = []
         self._checked = -1
@@ -237,6 +243,45 @@ class SyncedEngine(TokenEngine):
         sent = range(oldest, self.version + 1)
         return sampled(answer.ids, logps, answer.spans, answer.finish, answer.stop, sent)
 
+    def _seen(self, ids: Sequence[int]) -> list[Seen]:
+        """Return the pictures of the prompt *ids*.
+
+        Raises:
+            UsageError: the engine does not send them.
+        """
+        if self._pictures is not None:
+            return self._pictures.seen(ids)
+        if max(ids, default=0) >= PICTURE_TOKENS:
+            raise UsageError(
+                f"a prompt holds a picture, and the model of the engine {self.name} sees none; sample "
+                "with the model that has made the prompt"
+            )
+        return []
+
+    def _plain(self, ids: Sequence[int]) -> list[int]:
+        return list(ids) if self._pictures is None else self._pictures.plain(ids)
+
+    async def _check_features(self, seen: Sequence[Seen], version: int) -> None:
+        """Compare the number of features that vLLM has computed of each picture with that of its tokens,
+        when it is sent for the first time. vLLM itself leaves out what is too much.
+
+        Raises:
+            UsageError: they differ.
+        """
+        for picture in seen:
+            if picture.digits in self._counted:
+                continue
+            count = await self._rpc("quintain_features", identifier(picture, version))
+            if count is None:  # left its cache already: counted the next time
+                continue
+            if count != len(picture.offsets):
+                raise UsageError(
+                    f"vLLM computes {count} features of picture {picture.digits}, which has "
+                    f"{len(picture.offsets)} tokens: its model differs from that of transformers; use "
+                    'engine.use = "embedded"'
+                )
+            self._counted.add(picture.digits)
+
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """Let a turn be sampled in the block; none begins while an update waits for the end of
@@ -331,6 +376,7 @@ class SyncedEngine(TokenEngine):
         adapters = self.settings.adapters
         tensors = frozen_tensors(module) if adapters else weights.tensors()
         arranged = tensors.items() if module is None else in_engine_layout(module, tensors)
+        arranged = ((served_name(self._config, name), tensor) for name, tensor in arranged)
         if (name := differing(arranged, await self._rpc("quintain_weights"))) or not adapters:
             return name
         loaded = await self._rpc("quintain_adapters")
@@ -408,7 +454,8 @@ class SyncedEngine(TokenEngine):
 
     async def _send(self, weights: Weights) -> None:
         if not self.settings.adapters:
-            await self._transport.transfer(self._control(), weights.tensors(), weights.version)
+            tensors = served(weights.tensors(), self._config)
+            await self._transport.transfer(self._control(), tensors, weights.version)
             return
         module: Any = getattr(weights, "module", None)
         if not hasattr(module, "peft_config"):
@@ -483,17 +530,50 @@ class SyncedEngine(TokenEngine):
             difference = max(
                 difference, await self._difference(forward_log_probs(module, ids), ids)
             )
+        if difference <= tolerance and self._sees:
+            ids, start = self._canary_with_picture()
+            expected = forward_log_probs(module, ids)
+            tolerance = max(
+                tolerance,
+                self.settings.canary_tolerance
+                or tolerance_of(module, ids, expected, self.dtype, start=start),
+            )
+            difference = max(difference, await self._difference(expected, ids, start))
         self.differences.append(difference)
         if not difference <= tolerance:
             layer = await self._differing_layer(module, ids)
             raise CanaryError(difference, tolerance, weights.version, layer)
 
-    async def _difference(self, expected: Any, ids: Sequence[int]) -> float:
-        """Return the largest difference between the engine's scores of *ids* and those in
-        *expected*, in nats.
+    @property
+    def _sees(self) -> bool:
+        """Whether the engine takes pictures."""
+        return self._pictures is not None and not self._pictures.refusal
+
+    def _canary_with_picture(self) -> tuple[tuple[int, ...], int]:
+        """Return a fixed sequence with a picture, and where the text behind it begins.
+
+        Raises:
+            UsageError: the context is too short.
         """
-        logps = await self.score(ids, 1)
-        pairs = zip(logps, expected[range(len(ids) - 1), list(ids[1:])].tolist(), strict=True)
+        assert self._pictures is not None
+        picture = self._pictures.canary()
+        text = canary_ids(self._vocabulary, self.context)[:AFTER_PICTURE]
+        start = len(picture) + 1
+        if start + len(text) >= self.context:
+            raise UsageError(
+                f"context is {self.context}, and a picture of {SIDES[0]} x {SIDES[1]} pixels takes "
+                f"{len(picture)} tokens of it: raise engine.args.context, or let the processor of the "
+                "model make fewer tokens"
+            )
+        return (*picture, *text), start
+
+    async def _difference(self, expected: Any, ids: Sequence[int], start: int = 1) -> float:
+        """Return the largest difference between the engine's scores of *ids* from *start* on and those
+        in *expected*, in nats.
+        """
+        logps = await self.score(ids, start)
+        places = range(start - 1, len(ids) - 1)
+        pairs = zip(logps, expected[places, list(ids[start:])].tolist(), strict=True)
         largest: float = max(abs(a - b) for a, b in pairs)
         return largest
 
@@ -514,9 +594,11 @@ class SyncedEngine(TokenEngine):
         finally:
             path.unlink(missing_ok=True)
         in_order = {name: engine[name] for name in classes}
-        return first_difference(
-            learner_outputs(module, ids), in_order, classes, TOLERANCE.get(self.dtype, 0.05)
-        )
+        learner = {
+            served_name(self._config, f"{name}.")[:-1]: output
+            for name, output in learner_outputs(module, ids).items()
+        }
+        return first_difference(learner, in_order, classes, TOLERANCE.get(self.dtype, 0.05))
 
     # -- sleep
 
@@ -624,7 +706,7 @@ def _write_shape(module: Any, tokenizer: HFTokenizer, folder: Path, *, weights: 
             if ".lora_" not in n
         }
         save_file(
-            {n: p.to("cpu").contiguous() for n, p in parameters.items()},
+            {n: p.to("cpu").contiguous() for n, p in served(parameters, base.config).items()},
             folder / "model.safetensors",
             {"format": "pt"},
         )
@@ -632,6 +714,8 @@ def _write_shape(module: Any, tokenizer: HFTokenizer, folder: Path, *, weights: 
     config.architectures = [type(base).__name__]  # absent from a model that was built from a config
     config.save_pretrained(folder)
     tokenizer.hf.save_pretrained(folder)
+    if (processor := getattr(tokenizer, "processor", None)) is not None:
+        processor.save(folder)
 
 
 def checkpoint(model: str) -> tuple[Any, HFTokenizer]:
@@ -656,6 +740,6 @@ def checkpoint(model: str) -> tuple[Any, HFTokenizer]:
         stops = GenerationConfig.from_pretrained(model).eos_token_id
     except OSError:
         stops = None
-    return config, HFTokenizer(
-        tokenizer, stop_ids=[stops] if isinstance(stops, int) else stops or ()
-    )
+    family = family_of(model)
+    wrap = family.tokenizer if family else HFTokenizer
+    return config, wrap(tokenizer, stop_ids=[stops] if isinstance(stops, int) else stops or ())

@@ -31,7 +31,9 @@ log-prob may differ from its expectation.
 """
 
 
-def tolerance_of(module: Any, ids: Sequence[int], log_probs: Tensor, dtype: str) -> float:
+def tolerance_of(
+    module: Any, ids: Sequence[int], log_probs: Tensor, dtype: str, *, start: int = 1
+) -> float:
     """Return the largest difference of one log-prob that rounding explains, in nats.
 
     In half precision, the tokens of *ids* are scored once more with the products of *module* in
@@ -39,6 +41,7 @@ def tolerance_of(module: Any, ids: Sequence[int], log_probs: Tensor, dtype: str)
 
     Args:
         log_probs: of `forward_log_probs`.
+        start: the first of *ids* that is scored.
     """
     if dtype in TOLERANCE:
         return TOLERANCE[dtype]
@@ -47,7 +50,7 @@ def tolerance_of(module: Any, ids: Sequence[int], log_probs: Tensor, dtype: str)
         return HALF_TOLERANCE
     with torch.autocast(_place_of(module).type, getattr(torch, dtype)):
         rounded = forward_log_probs(module, ids)
-    places = range(len(ids) - 1), list(ids[1:])
+    places = range(start - 1, len(ids) - 1), list(ids[start:])
     # Ranks that gather layers in half precision compute in it always.
     return ROUNDING * float((rounded - log_probs)[places].abs().max()) or HALF_TOLERANCE
 

@@ -17,6 +17,7 @@ from .arguments import ENVIRONMENT, check_installed
 from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
 from .errors import WeightSyncError
+from .pictures import Seen, identifier
 from .settings import LocalSettings
 from .thread import EngineThread
 from .transports import Memory
@@ -143,7 +144,13 @@ class VLLMEngine(SyncedEngine):
 
         params = SamplingParams(**fields, output_kind=RequestOutputKind.FINAL_ONLY)
         # The salt keeps the keys and values of each version apart, should some survive the reset.
-        prompt = {"prompt_token_ids": list(ids), "cache_salt": f"version {self.version}"}
+        version = self.version
+        prompt: dict[str, Any] = {
+            "prompt_token_ids": self._plain(ids),
+            "cache_salt": f"version {version}",
+        }
+        if seen := self._seen(ids):
+            prompt |= self._multimodal(seen, version)
         thread = self._engine
         adapter = (
             {"lora_request": self._adapter_request(self._adapter)}
@@ -158,7 +165,29 @@ class VLLMEngine(SyncedEngine):
             raise
         except Exception as error:
             raise InfrastructureError(f"vLLM failed: {type(error).__name__}: {error}") from error
+        await self._check_features(seen, version)
         return answer_of(output, fields)
+
+    def _multimodal(self, seen: Sequence[Seen], version: int) -> dict[str, Any]:
+        """Return the fields of vLLM's ``MultiModalInput`` for the pictures of a prompt."""
+        import torch
+        from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange
+
+        assert self._pictures is not None
+        items, ranges = [], []
+        for picture in seen:
+            items.append(self._pictures.item(picture.digits, self.dtype))
+            length, mask = picture.end - picture.start, None
+            if not picture.is_whole:
+                mask = torch.zeros(length, dtype=torch.bool)
+                mask[list(picture.offsets)] = True
+            ranges.append(PlaceholderRange(offset=picture.start, length=length, is_embed=mask))
+        return {
+            "type": "multimodal",
+            "mm_kwargs": MultiModalKwargsItems({"image": items}),
+            "mm_hashes": {"image": [identifier(picture, version) for picture in seen]},
+            "mm_placeholders": {"image": ranges},
+        }
 
     async def _pause(self) -> None:
         await asyncio.wrap_future(self._engine.pause(self.recompute_kv))

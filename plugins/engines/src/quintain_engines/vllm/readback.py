@@ -52,7 +52,20 @@ def weights_of(model: Any) -> Found:
             rows = [parameter] if not sizes else parameter[: sum(sizes)].split(sizes)
             for part, piece in zip(parts, rows, strict=True):
                 found[f"{part}.{leaf}"] = _type(parameter), checksum(piece)
-    return found
+    return {checkpoint_name(model, name): value for name, value in found.items()}
+
+
+def checkpoint_name(model: Any, name: str) -> str:
+    """Return what the weight, layer or factor *name* of vLLM's *model* is called in a checkpoint. A
+    language model has the same names, one with pictures others.
+    """
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
+    if mapper is None or not getattr(model, "supports_multimodal", False):
+        return name
+    for original, own in mapper.orig_to_new_prefix.items():
+        if own and f"{name}.".startswith(own):
+            return f"{original}{f'{name}.'.removeprefix(own)}".removesuffix(".")
+    return name
 
 
 def _is_shard(layer: Any) -> bool:
@@ -61,7 +74,8 @@ def _is_shard(layer: Any) -> bool:
         ("output_size_per_partition", "output_size"),
         ("num_embeddings_per_partition", "num_embeddings_padded"),
     )
-    return any(getattr(layer, a, None) != getattr(layer, b, None) for a, b in pairs)
+    # a convolution has the size of its input, and is no part of one
+    return any(hasattr(layer, a) and getattr(layer, a) != getattr(layer, b, None) for a, b in pairs)
 
 
 def parts_of(model: Any, name: str, count: int) -> list[str]:
@@ -102,7 +116,7 @@ def adapters_of(model: Any) -> Found:
         for part, a, b in zip(parts, stacked, layer.lora_b_stacked, strict=True):
             found[f"{part}.lora_A"] = _type(a), checksum(a[0, 0])
             found[f"{part}.lora_B"] = _type(b), checksum(b[0, 0].t())
-    return found
+    return {checkpoint_name(model, name): value for name, value in found.items()}
 
 
 def _type(tensor: Tensor) -> str:

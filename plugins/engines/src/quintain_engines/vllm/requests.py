@@ -10,7 +10,6 @@ from typing import Any
 from quintain import LimitReached, Sampled, Sampling
 from quintain.data import checked_logps
 from quintain.errors import InfrastructureError, UsageError
-from quintain.models import PICTURE_TOKENS
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this one, and takes those below 1e-5 as 0."""
@@ -60,15 +59,9 @@ def room_for(ids: Sequence[int], context: int) -> int:
     Raises:
         LimitReached: none.
         ValueError: an empty prompt.
-        UsageError: it holds a picture.
     """
     if not ids:
         raise ValueError("an empty prompt: there is nothing to continue")
-    if max(ids) >= PICTURE_TOKENS:
-        raise UsageError(
-            'a prompt holds a picture, which the engines for vLLM do not send; use engine.use = "embedded" '
-            "(docs/pictures.md)"
-        )
     if len(ids) >= context:
         raise LimitReached(
             "context", f"a prompt of {len(ids)} tokens; the context is {context}, replies included"

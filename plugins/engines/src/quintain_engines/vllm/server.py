@@ -33,6 +33,7 @@ from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
 from .guard import FILE, FOLDER
 from .handover import shape_of
+from .pictures import Seen, identifier
 from .settings import SEVERAL_WORKERS, ServerSettings
 from .transports import Transport, Upload, transport_named
 
@@ -470,15 +471,18 @@ class VLLMServer(SyncedEngine):
                 "logprobs": 2,
                 "logprob_token_ids": [*scored_ids, 1 if scored_ids[0] == 0 else 0],
             }
+        version, plain, seen = self.version, self._plain(ids), self._seen(ids)
         body = {
             "request_id": request_id,
             "model": self._model,
-            "token_ids": list(ids),
+            "token_ids": plain,
             "sampling_params": params,
             # the salt keeps the keys and values of each version apart, should some survive the
             # reset
-            "cache_salt": f"version {self.version}",
+            "cache_salt": f"version {version}",
         }
+        if seen:
+            body["features"] = self._features(seen, version)
         try:
             answer = await self._asked("POST", GENERATE, body)
         except asyncio.CancelledError:
@@ -493,9 +497,33 @@ class VLLMServer(SyncedEngine):
                 raise InfrastructureError(
                     f"vLLM answered another request: {told!r:.80} instead of {request_id!r}"
                 )
-            output = _answer_of(answer, ids, scored_ids, params["max_tokens"])
+            output = _answer_of(answer, plain, scored_ids, params["max_tokens"])
             checked_ids(output.ids, self._vocabulary, "vLLM")
+        await self._check_features(seen, version)
         return output
+
+    def _features(self, seen: Sequence[Seen], version: int) -> dict[str, Any]:
+        """Return the field ``features`` of a request for the pictures of its prompt.
+
+        Raises:
+            UsageError: the server cannot be told where their tokens are, or vLLM is not installed here.
+        """
+        if not all(picture.is_whole for picture in seen):
+            raise UsageError(
+                "this model has text between the tokens of a picture, and the server of vLLM takes one "
+                'range for a picture; use engine.use = "vllm"'
+            )
+        check_installed()
+        from vllm.entrypoints.scale_out.token_in_token_out.mm_serde import encode_mm_kwargs_item
+
+        assert self._pictures is not None
+        places = [{"offset": p.start, "length": p.end - p.start} for p in seen]
+        items = [self._pictures.item(picture.digits, self.dtype) for picture in seen]
+        return {
+            "mm_hashes": {"image": [identifier(picture, version) for picture in seen]},
+            "mm_placeholders": {"image": places},
+            "kwargs_data": {"image": [encode_mm_kwargs_item(item) for item in items]},
+        }
 
     def _later(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -29,7 +29,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from .handover import handed, shape_of
-from .readback import adapters_of, weights_of
+from .readback import adapters_of, checkpoint_name, weights_of
 
 BACKEND = "quintain"
 
@@ -113,6 +113,12 @@ class WorkerExtension:
         """Return type and checksum of the factors of the adapters that the model computes with."""
         return adapters_of(self.model_runner.get_model())
 
+    def quintain_features(self, identifier: str) -> int | None:
+        """Return how many features of a picture are in the cache; ``None`` if it is not there."""
+        cache = self.model_runner.encoder_cache
+        features = getattr(cache, "encoder_outputs", cache).get(identifier)
+        return None if features is None else len(features)
+
     def quintain_trace(self) -> None:
         """Record from now on the first output of every layer with parameters that is called."""
         self._traced: dict[str, Tensor] = {}
@@ -140,12 +146,15 @@ class WorkerExtension:
         """Stop recording; write the outputs to *path* and return the class of each layer."""
         for hook in self._hooks:
             hook.remove()
+        model = self.model_runner.get_model()
         if self.rank == 0:
             with suppress(FileNotFoundError):
                 Path(path).unlink()
-            save_file(self._traced, path)
-        model = self.model_runner.get_model()
-        classes = {name: type(model.get_submodule(name)).__name__ for name in self._traced}
+            save_file({checkpoint_name(model, n): value for n, value in self._traced.items()}, path)
+        classes = {
+            checkpoint_name(model, name): type(model.get_submodule(name)).__name__
+            for name in self._traced
+        }
         self._traced = {}
         return classes
 
