@@ -171,9 +171,11 @@ def _other(family: str, words: Any, text: dict[str, Any]) -> tuple[Any, Any]:
 def _qwen(family: str, words: Any, text: dict[str, Any]) -> tuple[Any, Any]:
     import transformers as t
 
-    # frequencies of each axis, two of a head of eight numbers for time
+    head = text["hidden_size"] // text["num_attention_heads"]
+    # frequencies of each axis, half of them for time
     text["rope_parameters"] = {
-        "rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1],
+        "rope_type": "default", "rope_theta": 1e4,
+        "mrope_section": [head // 4, head // 8, head // 8],
     }  # fmt: skip
     tower: dict[str, Any] = {
         "depth": 2, "num_heads": 2, "patch_size": 4, "initializer_range": 0.2,
@@ -190,7 +192,7 @@ def _qwen(family: str, words: Any, text: dict[str, Any]) -> tuple[Any, Any]:
         tower |= {"window_size": 16, "fullatt_block_indexes": [1]}
     if family == "qwen3_vl":
         kinds = (t.Qwen3VLConfig, t.Qwen3VLForConditionalGeneration)
-        text |= {"head_dim": 8}
+        text |= {"head_dim": head}
         tower |= {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
     ids = words.convert_tokens_to_ids(SPECIAL["qwen"])
     config = kinds[0](

@@ -31,10 +31,10 @@ from quintain_vision.module import tower_parts
 
 from ...vision import tiny
 from ...vision.test_models import question
-from .kit import Running, plain_logps
+from .kit import Running, adapters_arrive, plain_logps
 
 pytestmark = [pytest.mark.filterwarnings("default")]  # vLLM's own
-FAMILIES = ["llava", "llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "pixtral"]
+FAMILIES = ["llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "pixtral"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -150,7 +150,7 @@ def test_stops_and_limits_behind_a_picture(running: Seeing) -> None:
     assert (stopped.finish, stopped.stop) == ("stop", free.ids[place])
     assert stopped.ids == free.ids[: place + 1]
     assert (short.finish, short.ids) == ("length", free.ids[:place])
-    assert all(id < running.engine._vocabulary for id in free.ids)
+    assert all(token < running.engine._vocabulary for token in free.ids)
 
 
 def test_a_placeholder_that_the_policy_wrote_is_text(running: Seeing) -> None:
@@ -268,7 +268,6 @@ def test_a_part_that_is_not_sent_is_found(
     running.publish()
 
 
-@pytest.mark.keeps("")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, tmp_path: Path) -> None:
     running = Seeing(tmp_path, family)
@@ -282,6 +281,22 @@ def test_families(family: str, tmp_path: Path) -> None:
         assert max(running.engine.differences) < 1e-3
     finally:
         running.close()
+
+
+def test_adapters_of_the_language_model(tmp_path: Path) -> None:
+    """They go alone. Those of the tower are refused, since vLLM would leave them out."""
+    pytest.importorskip("peft")
+    folder = tiny.save(tmp_path, "llava", hidden=128)
+    loaded = load_model(folder, lora={"r": 5, "lora_alpha": 7})
+    running = Running(loaded.module, tokenizer=loaded.tokenizer, adapters=True)
+    try:
+        adapters_arrive(running, [*ids_of(loaded, 1)], 1)
+        adapters_arrive(running, [*ids_of(loaded, 2)], 2)
+    finally:
+        running.close()
+    everywhere = load_model(folder, lora={"r": 5, "target_modules": ["q_proj"]})
+    with pytest.raises(UsageError, match="vision tower or the projector has adapters"):
+        VLLMEngine.sharing(everywhere.module, everywhere.tokenizer, adapters=True)
 
 
 def test_behind_a_server(tmp_path: Path) -> None:

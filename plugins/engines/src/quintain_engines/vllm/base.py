@@ -42,7 +42,7 @@ from .canary import (
 from .canary import layer_outputs as learner_outputs
 from .checksums import adapter_factors, differing, frozen_tensors, in_engine_layout
 from .errors import CanaryError, SleepUnsupportedError, UndeliveredError, WeightSyncError
-from .pictures import SIDES, Pictures, Seen, identifier, served, served_name
+from .pictures import SIDES, Pictures, Seen, adapts_tower, identifier, served, served_name
 from .requests import room_for, sampled, sampling_fields
 from .settings import Settings
 from .sleep import LearnerHook, forget_cached_memory
@@ -142,6 +142,12 @@ class SyncedEngine(TokenEngine):
         self._reference = Reference(module, folder)
         self._pictures = Pictures.of(tokenizer, config)
         self._counted: set[str] = set()
+        if settings.adapters and self._sees and adapts_tower(base_of(module)):
+            raise UsageError(
+                "adapters is true, and the vision tower or the projector has adapters, which vLLM would "
+                "leave out: leave it out, which sends merged weights, or name modules of the language "
+                "model alone in model.lora.target_modules"
+            )
         self.version, self.stalls = 0, 0
         self.differences: list[float] = []
         self._checked = -1

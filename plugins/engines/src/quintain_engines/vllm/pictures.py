@@ -82,9 +82,7 @@ class Pictures:
         self.refusal = ""
         if self._family not in INPUTS:
             reason = REFUSED.get(self._family, "its inputs are not known here")
-            self.refusal = (
-                f"the engines for vLLM send no pictures to a model of the family {self._family}: {reason}"
-            )
+            self.refusal = f"the engines for vLLM send no pictures to a model of the family {self._family}: {reason}"
 
     @classmethod
     def of(cls, tokenizer: HFTokenizer, config: Any) -> Pictures | None:
@@ -115,7 +113,9 @@ class Pictures:
             start, end = places[0], places[-1] + 1
             digits = digits_of(key_of(ids[start]))
             if len(places) != self._tokenizer.processor.tokens(digits):
-                raise ValueError(f"a prompt has {len(places)} tokens of picture {digits}, not all of it")
+                raise ValueError(
+                    f"a prompt has {len(places)} tokens of picture {digits}, not all of it"
+                )
             offsets = tuple(place - start for place in places)
             found.append(Seen(digits=digits, start=start, end=end, offsets=offsets))
         return found
@@ -157,6 +157,7 @@ class Pictures:
     def canary(self) -> list[int]:
         """Return the tokens of a fixed picture of noise, with the text around them, which it stores."""
         from PIL import Image
+
         from quintain_vision import picture
 
         width, height = SIDES
@@ -164,6 +165,16 @@ class Pictures:
         file = io.BytesIO()
         Image.frombytes("RGB", SIDES, noise).save(file, "PNG")
         return self._tokenizer.encode(picture(file.getvalue()))
+
+
+def adapts_tower(module: Any) -> bool:
+    """Return whether the vision tower or the projector of *module*, a module of transformers that sees,
+    has adapters.
+    """
+    from quintain_vision.module import tower_parts
+
+    parts = tower_parts(module).values()
+    return any(".lora_" in name for part in parts for name, _ in part.named_parameters())
 
 
 def identifier(picture: Seen, version: int) -> str:
