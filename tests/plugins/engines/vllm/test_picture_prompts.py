@@ -78,12 +78,15 @@ def test_a_part_of_a_picture_is_no_prompt(loaded: Any) -> None:
         pictures_of(model).seen(ids[:15])
 
 
-def test_a_family_that_vllm_does_not_serve_says_why(loaded: Any) -> None:
-    model = loaded("gemma3")
+@pytest.mark.parametrize(
+    ("family", "reason"), [("gemma3", "see each other"), ("qwen2_vl", "differed by")]
+)
+def test_a_family_that_vllm_does_not_serve_says_why(loaded: Any, family: str, reason: str) -> None:
+    model = loaded(family)
     pictures = pictures_of(model)
     assert pictures.seen([1, 2]) == []  # text is sampled
     ids = model.tokenizer.encode(picture(png("red", (32, 32))))
-    with pytest.raises(UsageError, match=r'see each other.*engine.use = "embedded"'):
+    with pytest.raises(UsageError, match=rf'{reason}.*engine.use = "embedded"'):
         pictures.seen(ids)
 
 

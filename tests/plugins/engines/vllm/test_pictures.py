@@ -34,7 +34,7 @@ from ...vision.test_models import question
 from .kit import Running, adapters_arrive, plain_logps
 
 pytestmark = [pytest.mark.filterwarnings("default")]  # vLLM's own
-FAMILIES = ["llava_next", "idefics3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "pixtral"]
+FAMILIES = ["llava_next", "idefics3"]
 
 
 @pytest.fixture(scope="module", autouse=True)
