@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any
+
+from PIL import Image
 
 from quintain import Message, ToolCall, ToolSpec, Turn
 from quintain.errors import UsageError
@@ -13,10 +17,10 @@ from quintain.interfaces import LITERAL, Offsets, Renderer
 from quintain.models import PICTURE, PICTURE_PLACES, PICTURE_TOKENS, HFTokenizer
 from quintain.types import Finish
 
-from .messages import REFERENCE, parts, references
+from .messages import REFERENCE, parts, picture, references
 from .processor import PictureProcessor
 from .store import get
-from .tokens import digits_of, ids_of, runs
+from .tokens import digits_of, ids_of, key_of, runs
 
 _UNMARKED = re.compile(f"{PICTURE}(?!{LITERAL})")
 GONE = "\ufffd"
@@ -164,6 +168,31 @@ class PictureTokenizer(HFTokenizer):
         turn = super().parse(text.replace(PICTURE, GONE), tools, finish=finish)
         calls = tuple(map(_without_pictures, turn.calls))
         return replace(turn, text=text, calls=calls)
+
+    def pictures(self, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
+        """Return the pictures in *ids* in their order: the first digits of the digest, and the places of
+        the tokens.
+
+        Raises:
+            ValueError: a picture is not whole.
+        """
+        found: list[tuple[str, list[int]]] = []
+        for place, token in enumerate(ids):
+            if token >= PICTURE_TOKENS:
+                if token % PICTURE_PLACES == 0:
+                    found.append((digits_of(key_of(token)), []))
+                found[-1][1].append(place)
+        for digits, places in found:
+            if len(places) != self.processor.tokens(digits):
+                raise ValueError(f"{len(places)} tokens of picture {digits} are not all of it")
+        return found
+
+    def noise(self, width: int, height: int) -> list[int]:
+        """Return the ids of a picture of noise, the same in each process, which is stored."""
+        pixels = Random("quintain noise").randbytes(3 * width * height)
+        file = io.BytesIO()
+        Image.frombytes("RGB", (width, height), pixels).save(file, "PNG")
+        return self.encode(picture(file.getvalue()))
 
     def unseen_pictures(self, ids: Sequence[int]) -> str:
         """Return why this model does not see the pictures in *ids* as the model sees them for whose

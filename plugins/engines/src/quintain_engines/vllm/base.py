@@ -21,7 +21,6 @@ from quintain.errors import UsageError
 from quintain.interfaces import changes_of
 from quintain.learning import ModuleWeights
 from quintain.models import PICTURE_TOKENS, HFTokenizer, check_whole
-from quintain.models.load import family_of
 
 from .arguments import engine_args
 from .canary import (
@@ -277,9 +276,10 @@ class SyncedEngine(TokenEngine):
         for picture in seen:
             if picture.digits in self._counted:
                 continue
-            count = await self._rpc("quintain_features", identifier(picture, version))
-            if count is None:  # left its cache already: counted the next time
+            counts = await self._rpc("quintain_features", identifier(picture, version))
+            if not counts:  # left its cache already: counted the next time
                 continue
+            (count,) = counts
             if count != len(picture.offsets):
                 raise UsageError(
                     f"vLLM computes {count} features of picture {picture.digits}, which has "
@@ -746,6 +746,6 @@ def checkpoint(model: str) -> tuple[Any, HFTokenizer]:
         stops = GenerationConfig.from_pretrained(model).eos_token_id
     except OSError:
         stops = None
-    family = family_of(model)
-    wrap = family.tokenizer if family else HFTokenizer
-    return config, wrap(tokenizer, stop_ids=[stops] if isinstance(stops, int) else stops or ())
+    return config, HFTokenizer(
+        tokenizer, stop_ids=[stops] if isinstance(stops, int) else stops or ()
+    )

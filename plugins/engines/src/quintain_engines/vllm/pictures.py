@@ -10,14 +10,12 @@ Shapes: N tokens of a picture.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 from quintain.errors import UsageError
-from quintain.models import PICTURE_PLACES, PICTURE_TOKENS, HFTokenizer
+from quintain.models import PICTURE_TOKENS, HFTokenizer
 
 EACH, JOINED, HOST = "each", "joined", "host"
 """How vLLM batches an input: a row for each picture, rows of all behind each other, or a row for each
@@ -47,6 +45,8 @@ REFUSED = {
 NESTED_TOWERS = ("clip_vision_model", "siglip_vision_model")
 """Vision towers whose weights transformers 5 has one level higher than vLLM."""
 TOWER = "model.vision_tower."
+LANGUAGE = ("language_model", "text_model")
+"""Names of the language model in a module."""
 SIDES = 48, 40
 """Width and height of the picture of the canary."""
 
@@ -103,25 +103,15 @@ class Pictures:
             return []
         if self.refusal:
             raise UsageError(f'{self.refusal}; use engine.use = "embedded" (docs/pictures.md)')
-        from quintain_vision.tokens import digits_of, key_of
-
-        begun: list[list[int]] = []
-        for place, token in enumerate(ids):
-            if token >= PICTURE_TOKENS:
-                if token % PICTURE_PLACES == 0:
-                    begun.append([])
-                begun[-1].append(place)
-        found = []
-        for places in begun:
-            start, end = places[0], places[-1] + 1
-            digits = digits_of(key_of(ids[start]))
-            if len(places) != self._tokenizer.processor.tokens(digits):
-                raise ValueError(
-                    f"a prompt has {len(places)} tokens of picture {digits}, not all of it"
-                )
-            offsets = tuple(place - start for place in places)
-            found.append(Seen(digits=digits, start=start, end=end, offsets=offsets))
-        return found
+        return [
+            Seen(
+                digits=digits,
+                start=places[0],
+                end=places[-1] + 1,
+                offsets=tuple(place - places[0] for place in places),
+            )
+            for digits, places in self._tokenizer.pictures(ids)
+        ]
 
     def plain(self, ids: Sequence[int]) -> list[int]:
         """Return the prompt *ids* with vLLM's placeholder for each token of a picture."""
@@ -159,25 +149,16 @@ class Pictures:
 
     def canary(self) -> list[int]:
         """Return the tokens of a fixed picture of noise, with the text around them, which it stores."""
-        from PIL import Image
-
-        from quintain_vision import picture
-
-        width, height = SIDES
-        noise = Random("quintain canary").randbytes(3 * width * height)
-        file = io.BytesIO()
-        Image.frombytes("RGB", SIDES, noise).save(file, "PNG")
-        return self._tokenizer.encode(picture(file.getvalue()))
+        tokens: list[int] = self._tokenizer.noise(*SIDES)
+        return tokens
 
 
 def adapts_tower(module: Any) -> bool:
     """Return whether the vision tower or the projector of *module*, a module of transformers that sees,
     has adapters.
     """
-    from quintain_vision.module import tower_parts
-
-    parts = tower_parts(module).values()
-    return any(".lora_" in name for part in parts for name, _ in part.named_parameters())
+    adapters = [name.split(".") for name, _ in module.named_parameters() if ".lora_" in name]
+    return any(not {*LANGUAGE} & {*parts} for parts in adapters)
 
 
 def identifier(picture: Seen, version: int) -> str:

@@ -113,11 +113,13 @@ class WorkerExtension:
         """Return type and checksum of the factors of the adapters that the model computes with."""
         return adapters_of(self.model_runner.get_model())
 
-    def quintain_features(self, identifier: str) -> int | None:
-        """Return how many features of a picture are in the cache; ``None`` if it is not there."""
+    def quintain_features(self, identifier: str) -> list[int]:
+        """Return how many features of a picture are in the cache, in a list, since a server sends a
+        number as text; nothing if it is not there.
+        """
         cache = self.model_runner.encoder_cache
         features = getattr(cache, "encoder_outputs", cache).get(identifier)
-        return None if features is None else len(features)
+        return [] if features is None else [len(features)]
 
     def quintain_trace(self) -> None:
         """Record from now on the first output of every layer with parameters that is called."""
