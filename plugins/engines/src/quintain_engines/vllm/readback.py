@@ -89,7 +89,8 @@ def parts_of(model: Any, name: str, count: int) -> list[str]:
 
 def _linear(layer: Any, weight: Tensor, sizes: Sequence[int]) -> list[int]:
     """Return the checksum of each part of the weight of *layer*, cut between outputs."""
-    width = getattr(layer, "input_size_per_partition", None) or layer.embedding_dim
+    sizes_of_inputs = ("input_size_per_partition", "input_size", "embedding_dim")
+    width = next(getattr(layer, name) for name in sizes_of_inputs if hasattr(layer, name))
     totals = [0] * len(sizes)
     for first in range(0, width, COLUMNS):
         count = min(COLUMNS, width - first)
