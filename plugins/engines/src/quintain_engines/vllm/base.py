@@ -41,7 +41,7 @@ from .canary import (
 from .canary import layer_outputs as learner_outputs
 from .checksums import adapter_factors, differing, frozen_tensors, in_engine_layout
 from .errors import CanaryError, SleepUnsupportedError, UndeliveredError, WeightSyncError
-from .pictures import SIDES, Pictures, Seen, adapts_tower, identifier, served, served_name
+from .pictures import SIDES, Pictures, SeenPicture, adapts_tower, identifier, served, served_name
 from .requests import room_for, sampled, sampling_fields
 from .settings import Settings
 from .sleep import LearnerHook, forget_cached_memory
@@ -248,7 +248,7 @@ class SyncedEngine(TokenEngine):
         sent = range(oldest, self.version + 1)
         return sampled(answer.ids, logps, answer.spans, answer.finish, answer.stop, sent)
 
-    def _seen(self, ids: Sequence[int]) -> list[Seen]:
+    def _seen(self, ids: Sequence[int]) -> list[SeenPicture]:
         """Return the pictures of the prompt *ids*.
 
         Raises:
@@ -266,7 +266,7 @@ class SyncedEngine(TokenEngine):
     def _plain(self, ids: Sequence[int]) -> list[int]:
         return list(ids) if self._pictures is None else self._pictures.plain(ids)
 
-    async def _check_features(self, seen: Sequence[Seen], version: int) -> None:
+    async def _check_features(self, seen: Sequence[SeenPicture], version: int) -> None:
         """Compare the number of features that vLLM has computed of each picture with that of its tokens,
         when it is sent for the first time. vLLM itself leaves out what is too much.
 

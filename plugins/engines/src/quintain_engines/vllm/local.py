@@ -17,7 +17,7 @@ from .arguments import ENVIRONMENT, check_installed
 from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
 from .errors import WeightSyncError
-from .pictures import Seen, identifier
+from .pictures import SeenPicture, identifier
 from .settings import LocalSettings
 from .thread import EngineThread
 from .transports import Memory
@@ -168,7 +168,7 @@ class VLLMEngine(SyncedEngine):
         await self._check_features(seen, version)
         return answer_of(output, fields)
 
-    def _multimodal(self, seen: Sequence[Seen], version: int) -> dict[str, Any]:
+    def _multimodal(self, seen: Sequence[SeenPicture], version: int) -> dict[str, Any]:
         """Return the fields of vLLM's ``MultiModalInput`` for the pictures of a prompt."""
         import torch
         from vllm.multimodal.inputs import MultiModalKwargsItems, PlaceholderRange

@@ -52,7 +52,7 @@ SIDES = 48, 40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class SeenPicture:
     """A picture in a prompt.
 
     Attributes:
@@ -92,7 +92,7 @@ class Pictures:
         """Return them for a *tokenizer* whose prompts hold pictures; ``None`` for one of text."""
         return cls(tokenizer, config) if hasattr(tokenizer, "processor") else None
 
-    def seen(self, ids: Sequence[int]) -> list[Seen]:
+    def seen(self, ids: Sequence[int]) -> list[SeenPicture]:
         """Return the pictures of the prompt *ids*, in their order.
 
         Raises:
@@ -104,7 +104,7 @@ class Pictures:
         if self.refusal:
             raise UsageError(f'{self.refusal}; use engine.use = "embedded" (docs/pictures.md)')
         return [
-            Seen(
+            SeenPicture(
                 digits=digits,
                 start=places[0],
                 end=places[-1] + 1,
@@ -161,7 +161,7 @@ def adapts_tower(module: Any) -> bool:
     return any(not {*LANGUAGE} & {*parts} for parts in adapters)
 
 
-def identifier(picture: Seen, version: int) -> str:
+def identifier(picture: SeenPicture, version: int) -> str:
     """Return the name under which vLLM caches the features of *picture*, and keys and values behind it,
     under weights of *version*.
     """
@@ -177,7 +177,7 @@ def served_name(config: Any, name: str) -> str:
     return name
 
 
-class Served(Mapping[str, Any]):
+class ServedTensors(Mapping[str, Any]):
     """The *tensors* of a module with *config*, by the names that vLLM's loader knows. They are made
     when they are asked for, as those of ranks.
     """
@@ -202,4 +202,4 @@ def served(tensors: Mapping[str, Any], config: Any) -> Mapping[str, Any]:
         return tensors
     if isinstance(tensors, dict):
         return {served_name(config, name): tensor for name, tensor in tensors.items()}
-    return Served(tensors, config)
+    return ServedTensors(tensors, config)

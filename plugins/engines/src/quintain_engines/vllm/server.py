@@ -33,7 +33,7 @@ from .base import SyncedEngine, VLLMOutput, checkpoint
 from .canary import base_of
 from .guard import FILE, FOLDER
 from .handover import shape_of
-from .pictures import Seen, identifier
+from .pictures import SeenPicture, identifier
 from .settings import SEVERAL_WORKERS, ServerSettings
 from .transports import Transport, Upload, transport_named
 
@@ -502,7 +502,7 @@ class VLLMServer(SyncedEngine):
         await self._check_features(seen, version)
         return output
 
-    def _features(self, seen: Sequence[Seen], version: int) -> dict[str, Any]:
+    def _features(self, seen: Sequence[SeenPicture], version: int) -> dict[str, Any]:
         """Return the field ``features`` of a request for the pictures of its prompt.
 
         Raises:
