@@ -149,7 +149,7 @@ MEANINGS = {
         '`"default"` (the small model that Quintain trains itself), a Hugging Face id, a folder, '
         "or a source"
     ),
-    "model.dtype": "precision of the engine; `bf16` and `fp16` are short names",
+    "model.dtype": "precision of the engine; `bf16` and `fp16` are short names; `auto` as for `learner.precision`",
     "model.device": '`"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"`',
     "model.tool_format": "how tool calls are written (`quintain list tool_format`, "
     "[tools.md](tools.md)); "
@@ -202,7 +202,7 @@ MEANINGS = {
     "learner.weight_decay": "decoupled weight decay",
     "learner.betas": "betas of AdamW",
     "learner.max_grad_norm": "maximum norm of the gradient; larger gradients are clipped, 0 clips none",
-    "learner.precision": "`bf16` is autocast over float32 master weights; `bfloat16` and `float16` are other names",
+    "learner.precision": "`bf16` is autocast over float32 master weights; `bfloat16` and `float16` are other names; `auto` is bfloat16 on a GPU, and on a CPU whose products in it are 1.3 times as fast, else float32",
     "learner.float32_head": "compute logits in float32 also with a lower `precision`; an algorithm can require it",
     "learner.token_budget": "maximum tokens of a micro-batch; the gradient does not depend on it",
     "learner.checkpoint_activations": "activation checkpointing: less memory, more computation",
