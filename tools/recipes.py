@@ -202,7 +202,8 @@ MEANINGS = {
     "learner.weight_decay": "decoupled weight decay",
     "learner.betas": "betas of AdamW",
     "learner.max_grad_norm": "maximum norm of the gradient; larger gradients are clipped, 0 clips none",
-    "learner.precision": "`bf16` is autocast over float32 master weights; `bfloat16` and `float16` are other names; `auto` is bfloat16 on a GPU, and on a CPU whose products in it are 1.3 times as fast, else float32",
+    "learner.precision": "`bf16` is autocast over float32 master weights; `bfloat16` and `float16` are other names; "
+    "`auto` is bfloat16 on a GPU, and on a CPU whose products in it are 1.3 times as fast, else float32",
     "learner.float32_head": "compute logits in float32 also with a lower `precision`; an algorithm can require it",
     "learner.token_budget": "maximum tokens of a micro-batch; the gradient does not depend on it",
     "learner.checkpoint_activations": "activation checkpointing: less memory, more computation",
