@@ -301,7 +301,7 @@ class CheckpointManager:
         )
         needed += parts.part_bytes() if parts else 0
         with ExitStack() as written:
-            written.enter_context(_written_whole(beside, final, needed))
+            written.enter_context(_written_whole(beside, final, needed, replaces=True))
             begun = parts.begin_save(beside) if parts else {}
             model = beside / "model"
             if not model.exists() and lora:
@@ -447,30 +447,33 @@ def save_model(
 
 
 @contextmanager
-def _written_whole(beside: Path, final: Path, needed: int) -> Iterator[None]:
-    """Make the folder *beside*, to be filled with about *needed* bytes, and rename it to *final*,
-    whose place it takes; remove it on errors.
+def _written_whole(
+    beside: Path, final: Path, needed: int, *, replaces: bool = False
+) -> Iterator[None]:
+    """Make the folder *beside*, to be filled with about *needed* bytes, and rename it to *final*;
+    remove it on errors.
+
+    Args:
+        replaces: *final* may be there, and is deleted: the checkpoint of an open step.
 
     Raises:
         StorageError: no room, or the folder cannot be written.
     """
     if (free := free_bytes(final)) < needed:
         raise storage_error(final, OSError(28, f"{free} bytes free"), needed)
+    replaced = beside.with_name(f"{beside.name}-replaced")
     try:
         beside.mkdir(parents=True)
         yield
         _sync_tree(beside)
-        if any(
-            final.glob("*")
-        ):  # of an open step; a kill here costs the steps since the one before
-            replaced = beside.with_name(f"{beside.name}-replaced")
-            os.rename(final, replaced)
-            os.rename(beside, final)
-            shutil.rmtree(replaced)
-        else:
-            os.rename(beside, final)
+        if replaces and final.exists():
+            os.rename(final, replaced)  # a kill here costs the steps since the one before
+        os.rename(beside, final)
+        shutil.rmtree(replaced, ignore_errors=True)
         sync_folder(final.parent)
     except BaseException as e:
+        if replaced.exists() and not final.exists():
+            os.rename(replaced, final)
         shutil.rmtree(beside, ignore_errors=True)
         if isinstance(e, OSError) and not isinstance(e, StorageError):
             raise storage_error(final, e, needed) from e

@@ -109,7 +109,7 @@ def test_precisions_have_two_names(dtype: str, precision: str) -> None:
         assert read.learner.precision == precision
     with pytest.raises(
         RecipeError,
-        match="expected 'float32', 'bf16', 'fp16', 'bfloat16' or 'float16'; did you mean",
+        match="expected 'float32', 'bf16', 'fp16', 'bfloat16', 'float16' or 'auto'; did you mean",
     ):
         Recipe.parse(SMALL, ["learner.precision=bfloat"])
 

@@ -27,7 +27,7 @@ from quintain_vision import (
 )
 from quintain_vision.files import Picture, read
 from quintain_vision.messages import REFERENCE, references
-from quintain_vision.store import folder, get, put
+from quintain_vision.store import folder, put, stored
 
 LIMITS = PictureLimits()
 
@@ -48,7 +48,7 @@ def pixels(data: bytes) -> Image.Image:
     text = picture(data)
     found = REFERENCE.fullmatch(text)
     assert found
-    return get(found[3])
+    return stored(found[3])
 
 
 def two_colours(mode: str = "RGB") -> Image.Image:
@@ -248,12 +248,12 @@ def test_a_url_names_no_file(part: str, tmp_path: Path) -> None:
 def test_a_lost_or_changed_file_is_named() -> None:
     found: Picture = read(saved(two_colours()), LIMITS)
     with pytest.raises(PictureError, match="there is no picture"):
-        get(found.digest)
+        stored(found.digest)
     picture(found.data)
     (file,) = (path for path in folder().rglob("*") if path.is_file())
     file.write_bytes(saved(Image.new("RGB", (4, 2))))
     with pytest.raises(PictureError, match="not the picture that was stored"):
-        get(found.digest)
+        stored(found.digest)
 
 
 def test_pictures_whose_tokens_would_have_the_same_ids_are_refused() -> None:
@@ -288,7 +288,7 @@ def test_a_tool_has_the_pictures_that_were_made_for_it() -> None:
     assert told.content == f"a {tool_picture(data)}"
     assert shown(told.content) == printable(told.content) == "a [image 4x2]"
     (found,) = references(told)
-    assert get(found[3][:12]).size == (4, 2)
+    assert stored(found[3][:12]).size == (4, 2)
     other = tool_picture(saved(Image.new("RGB", (4, 2))))
     for forged in (
         picture(data),  # whoever knows the pixels knows this digest

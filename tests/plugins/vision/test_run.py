@@ -19,7 +19,7 @@ from quintain_authoring import ScriptedEngine, run_episode
 from quintain_scale.workers.frames import packed_ids, unpacked_ids
 from quintain_view.viewer.stored import TokenText
 from quintain_vision import picture, tool_picture
-from quintain_vision.store import get
+from quintain_vision.store import stored
 from quintain_vision.tokens import digits_of, key_of
 
 from ...small_run import small_recipe
@@ -131,4 +131,4 @@ def test_an_episode_with_a_tool_that_shows_a_picture(tmp_path: Path) -> None:
     ids = tokenizer.encode(tokenizer.render(rollout.messages))
     keys = {key_of(i) for i in ids if i >= PICTURE_TOKENS}
     assert len(keys) == 1, "the picture of the tool, and not that of the call"
-    assert get(digits_of(keys.pop())).getpixel((0, 0)) == (255, 0, 0)
+    assert stored(digits_of(keys.pop())).getpixel((0, 0)) == (255, 0, 0)

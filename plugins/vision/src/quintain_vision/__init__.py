@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from quintain import lazy_names
 
-from .store import get
-
 if TYPE_CHECKING:
     from .files import PictureError as PictureError
     from .files import PictureLimits as PictureLimits
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from .messages import thumbnails as thumbnails
     from .messages import tool_picture as tool_picture
     from .source import freeze as freeze
+    from .store import stored as stored
 
-stored = get
-
-__getattr__, __dir__ = lazy_names(__name__, "stored")
+__getattr__, __dir__ = lazy_names(__name__)

@@ -20,7 +20,7 @@ from quintain.models import PICTURE
 from quintain.types import Role
 
 from .files import Picture, PictureError, PictureLimits, read
-from .store import SHORT, data_url, get, put, signature
+from .store import SHORT, data_url, put, signature, stored
 
 REFERENCE = re.compile(f"{PICTURE}image ([0-9]+)x([0-9]+) ([0-9a-f]{{32}}){PICTURE}", re.ASCII)
 """Width, height and digest of a picture in a text; of one of a tool, the first `SHORT` digits and a
@@ -94,7 +94,7 @@ def thumbnails(message: Message, side: int = 160) -> dict[str, str]:
     for reference in references(message):
         digits = reference[3][:SHORT]
         try:
-            image = get(digits)
+            image = stored(digits)
         except PictureError:
             continue
         small = max(image.size) <= side

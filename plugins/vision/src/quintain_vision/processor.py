@@ -19,7 +19,7 @@ from torch import Tensor
 from quintain.models import load_pretrained
 
 from .files import PictureError
-from .store import SHORT, folder, get
+from .store import SHORT, folder, stored
 
 FILES = (
     "preprocessor_config.json",
@@ -152,7 +152,7 @@ class PictureProcessor:
         if digest in self._inputs:
             self._inputs.move_to_end(digest)
             return self._inputs[digest]
-        image = get(digest, self._place)
+        image = stored(digest, self._place)
         images = [[image]] if self._family.nested else [image]
         try:
             made = self._process(images, return_tensors="pt", **self._family.options)

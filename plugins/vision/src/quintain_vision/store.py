@@ -108,7 +108,7 @@ def _secret(path: Path) -> bytes:
         raise _unwritable(path, error) from error
 
 
-def get(digest: str, place: Path | None = None) -> Image.Image:
+def stored(digest: str, place: Path | None = None) -> Image.Image:
     """Return the pixels, RGB, of the picture whose digest begins with *digest*, of `SHORT` digits or
     more, in the folder *place*, by default that of the store.
 

@@ -19,7 +19,7 @@ from quintain.types import Finish
 
 from .messages import REFERENCE, parts, picture, references
 from .processor import PictureProcessor
-from .store import get
+from .store import stored
 from .tokens import digits_of, ids_of, key_of, runs
 
 _UNMARKED = re.compile(f"{PICTURE}(?!{LITERAL})")
@@ -155,7 +155,7 @@ class PictureTokenizer(HFTokenizer):
         pieces = []
         for key, run in runs(ids):
             if key:
-                image = get(digits_of(key))
+                image = stored(digits_of(key))
                 pieces.append(f"[image {image.width}x{image.height}]")
             else:
                 pieces.append(super().decode(run, special=special))
