@@ -27,7 +27,7 @@ from quintain_env_pictures import (
 from quintain_env_pictures.clicking import overlap
 from quintain_env_pictures.seen import COLOURS
 from quintain_vision.messages import REFERENCE
-from quintain_vision.store import get
+from quintain_vision.store import stored
 
 
 @pytest.fixture(autouse=True)
@@ -207,7 +207,7 @@ def test_a_blind_box_shares_little() -> None:
 
 def test_the_box_of_a_click_holds_the_shape_and_no_more() -> None:
     (task, *_) = Clicking(size=100, others=0, held_out=1).tasks("dev")
-    image = get(str(REFERENCE.search(task.prompt[0].content)[3]))  # type: ignore[index, union-attr]
+    image = stored(str(REFERENCE.search(task.prompt[0].content)[3]))  # type: ignore[index, union-attr]
     marked = [
         (x, y) for x in range(100) for y in range(100) if image.getpixel((x, y)) != (255,) * 3
     ]
@@ -249,7 +249,7 @@ def walk(environment: PictureMaze, task: MapTask, control: str) -> Any:
 
 def test_walls_of_the_picture_are_those_of_the_maze() -> None:
     (task, *_) = PictureMaze(held_out=1).tasks("dev")
-    image = get(str(REFERENCE.search(task.prompt[0].content)[3]))  # type: ignore[index, union-attr]
+    image = stored(str(REFERENCE.search(task.prompt[0].content)[3]))  # type: ignore[index, union-attr]
     for column in range(3):
         for row in range(4):
             # the middle of the wall to the east, 2 pixels wide
