@@ -22,7 +22,7 @@ from .recipes import metrics_of
 FILES: Mapping[str, tuple[Sequence[Any], str]] = {
     "numbers": (["5 km", "7 km"], "24 numbers, 24 with a unit: compared by value and unit"),
     "choices": (["A", "B"], "24 choices: compared by letter"),
-    "words": (["Lima", "Apollo 11"], "24 words or phrases: compared as text"),
+    "words": (["Lima", "Apollo 11"], "24 words or phrases, 2 different: compared as text"),
     "formulas": (["x^2", "2x"], "24 formulas: compared as mathematics (math_equal)"),
     "dates": (["2024-01-15", "5 May 2020"], "24 dates, times or versions: compared part by part"),
     "accepted": (

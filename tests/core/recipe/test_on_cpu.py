@@ -107,8 +107,9 @@ def test_lengths_are_those_of_the_environment(kind: type[Shown], tokens: int) ->
     ("here", "millions", "dtype", "precision"),
     [
         (PLAIN, 600, "float32", "float32"),
+        (PLAIN, 135, "float32", "float32"),
         (HALF, 600, "bfloat16", "bf16"),
-        (HALF, 135, "float32", "float32"),
+        (HALF, 135, "bfloat16", "bf16"),
     ],
 )
 def test_the_precision_is_what_this_processor_multiplies_fast(
@@ -119,13 +120,13 @@ def test_the_precision_is_what_this_processor_multiplies_fast(
     model: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of large models: half precision of small ones comes near what rounding explains."""
     monkeypatch.setattr(on_cpu, "processor", lambda: here)
     monkeypatch.setattr(on_cpu, "_parameters", lambda recipe: millions * 10**6)
 
     recipe = recipe_for("extraction", [], model)
 
     assert (recipe.model.dtype, recipe.learner.precision) == (dtype, precision)
+    assert (recipe.algorithm.args.get("correction") == "tis") == (precision == "bf16")
     assert not recipe.learner.checkpoint_activations
 
 
@@ -187,7 +188,7 @@ def test_the_batch_is_what_a_minute_suffices_for(
 
 
 @pytest.mark.usefixtures("_plain")
-@pytest.mark.parametrize(("millions", "steps"), [(0.1, 50), (50, 13), (600, 10)])
+@pytest.mark.parametrize(("millions", "steps"), [(0.1, 50), (30, 14), (600, 10)])
 def test_the_steps_fit_some_minutes(
     millions: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from quintain.types import messages_of
 from quintain_authoring import EnvironmentSuite, run_episode
 from quintain_env_chat import RecordExtraction
 from quintain_env_chat.extraction import read_object
-from quintain_env_chat.records import ASIDES, KINDS, SHARED, SPLITS, WORDS, words_of
+from quintain_env_chat.records import ASIDES, KINDS, OTHER_WORDS, SHARED, SPLITS, WORDS, words_of
 
 from ...lanes import examples
 
@@ -173,6 +173,27 @@ def test_worked_examples_are_other_records_of_the_same_kind(split: str, shown: i
         for text, reply in zip(turns[::2], turns[1::2], strict=True):
             assert json.loads(reply).keys() == json.loads(task.answer).keys()
             assert text != asked
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_other_names_are_in_no_split(split: str) -> None:
+    others = {name: set(words_of(name, "other")) for name in OTHER_WORDS}
+    for name, words in others.items():
+        assert not words & set(WORDS[name])
+
+    for task in RecordExtraction(keys=(3,), lists=False, other_names=True).tasks(split):
+        record = json.loads(task.answer)
+        named = record.get("name", record.get("guest", "")).split()
+        assert set(named[:1]) <= others["first"]
+        assert set(named[1:]) <= others["last"]
+        assert record.get("city", "Turin") in others["city"]
+        assert record.get("product", "kite") in others["product"]
+
+
+def test_training_keeps_its_names() -> None:
+    assert prompts(RecordExtraction(other_names=True).tasks("train"), 30) == prompts(
+        RecordExtraction().tasks("train"), 30
+    )
 
 
 def prompts(tasks: Iterable[object], count: int) -> list[object]:

@@ -66,6 +66,13 @@ WORDS: Mapping[str, Sequence[str]] = {
     "weekday": ("Monday Tuesday Wednesday Thursday Friday Saturday").split(),
     "colour": ("red blue green black white yellow brown grey").split(),
 }
+OTHER_WORDS: Mapping[str, Sequence[str]] = {
+    "first": "Oscar Yvonne Gloria Petra Hanna Igor Kemal Sonja Viktor Zeno Bruno Farid".split(),
+    "last": "Garcia Okafor Young Zeman Dubois Horvat Kovacs Mendes Petrov Tanaka".split(),
+    "city": "Florence Malmo Turin Antwerp Bilbao Cork Dresden Ghent Leeds Seville".split(),
+    "product": "kite shovel canoe sofa drawer carpet teapot suitcase helmet guitar".split(),
+}
+"""Words that no split has: a held-out split has few of a list, such as two products."""
 SHARED = {"weekday", "colour"}
 """Lists that all splits use whole."""
 
@@ -253,11 +260,15 @@ REQUESTS = (
 
 
 def words_of(name: str, split: str) -> list[str]:
-    """Return the words of the list *name* that *split* uses."""
+    """Return the words of the list *name* that *split* uses; with the split ``other`` those that none
+    does, where there are such, else those of ``test``.
+    """
+    if split == "other" and name in OTHER_WORDS:
+        return list(OTHER_WORDS[name])
     words = list(WORDS[name])
     if name in SHARED:
         return words
-    place = {"dev": TRAIN_SHARE, "test": TRAIN_SHARE + 1}
+    place = {"dev": TRAIN_SHARE, "test": TRAIN_SHARE + 1, "other": TRAIN_SHARE + 1}
     if split == "train":
         return [word for i, word in enumerate(words) if i % 8 < TRAIN_SHARE]
     return [word for i, word in enumerate(words) if i % 8 == place[split]]

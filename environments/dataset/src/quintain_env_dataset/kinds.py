@@ -44,6 +44,8 @@ COMMA = "decimal comma"
 SETTINGS = (f"number, {COMMA}", "date, day first")
 LONG = 200
 """Characters of a text that no reply is expected to repeat."""
+FEW = 50
+"""Different words or phrases that are counted, as those of a file that sorts texts."""
 MOST = 0.8
 """Share of the rows from which on their kind is the file's, and the others may be mistakes."""
 _CHOICE = re.compile(rf"\(?([{CHOICES}])[).]?")
@@ -205,6 +207,7 @@ class AnswerKinds:
         counts: rows of each kind, as they are without settings.
         first: places of the first rows of each kind.
         units: numbers with a unit.
+        different: words and phrases, up to `FEW` and one.
     """
 
     wanted: str = ""
@@ -212,6 +215,7 @@ class AnswerKinds:
     first: dict[str, list[str]] = field(default_factory=dict)
     units: int = 0
     solutions: int = 0
+    different: set[str] = field(default_factory=set)
     _evidence: dict[str, int] = field(default_factory=dict)
 
     def look(self, where: str, answer: Any) -> None:
@@ -239,6 +243,8 @@ class AnswerKinds:
             isinstance(answer, str) and reference is not answer and isinstance(reference, str)
         )
         self.counts[kind] = self.counts.get(kind, 0) + 1
+        if kind == "words" and len(self.different) <= FEW:
+            self.different.add(str(reference))
         places = self.first.setdefault(kind, [])
         if len(places) < 3:
             places.append(where)
@@ -289,6 +295,8 @@ class AnswerKinds:
             if kind == "number" and self.units:
                 part += f", {self.units} with a unit"
                 how += " and unit"
+            if kind == "words" and len(self.different) <= min(FEW, count // 2):
+                part += f", {len(self.different)} different"
             if kind == "number" and COMMA in settings:
                 how += ", with decimal commas"
             part += f": compared {how}"
