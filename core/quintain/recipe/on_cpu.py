@@ -30,7 +30,7 @@ MAX_TOKENS = range(16, 257)
 EXAMPLES = 32
 USUAL_PROMPT = 96
 """Tokens of a prompt, at least: with the template, and where an environment shows none."""
-TRAINING = 300.0
+TRAINING = 240.0
 """Seconds in which the steps are planned to be done, within the limits of `STEPS`: evaluations and
 long replies take as much again.
 """
