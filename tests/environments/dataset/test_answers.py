@@ -432,6 +432,7 @@ def test_a_reward_of_ones_own_has_no_mark_for_boxes() -> None:
         (["1,5", "2,25", "3,5"], "3 numbers: compared by value, with decimal commas"),
         (list("ABC"), "3 choices: compared by letter"),
         (["Lima", "C", "Oslo"], "3 words or phrases: compared as text"),
+        (["Lima", "Oslo", "Lima", "C"] * 2, "8 words or phrases, 3 different: compared as text"),
         (["Lima", "Oslo"] * 3, "6 words or phrases, 2 different: compared as text"),
         (["3.10", "3.11.4"], "2 dates, times or versions: compared part by part"),
         ([["a", "b"], ["c"]], "2 lists of accepted answers: compared with each of them"),

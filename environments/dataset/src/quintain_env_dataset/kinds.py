@@ -243,7 +243,7 @@ class AnswerKinds:
             isinstance(answer, str) and reference is not answer and isinstance(reference, str)
         )
         self.counts[kind] = self.counts.get(kind, 0) + 1
-        if kind == "words" and len(self.different) <= FEW:
+        if kind in ("words", "choice") and len(self.different) <= FEW:
             self.different.add(str(reference))
         places = self.first.setdefault(kind, [])
         if len(places) < 3:
@@ -295,7 +295,8 @@ class AnswerKinds:
             if kind == "number" and self.units:
                 part += f", {self.units} with a unit"
                 how += " and unit"
-            if kind == "words" and len(self.different) <= min(FEW, count // 2):
+            sorts = kind == "words" and "choice" not in counts  # single letters are words, too
+            if sorts and len(self.different) <= min(FEW, count // 2):
                 part += f", {len(self.different)} different"
             if kind == "number" and COMMA in settings:
                 how += ", with decimal commas"
