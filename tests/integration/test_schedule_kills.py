@@ -198,8 +198,8 @@ def test_a_resume_has_the_queued_groups_token_for_token(
         ready = self._complete.count(rejected=True)
         return None if ready < 2 * self.groups and self._running else batch(self)
 
-    def saved(self: Saving) -> None:
-        save(self)
+    def saved(self: Saving, **options: Any) -> None:
+        save(self, **options)
         assert isinstance(self.collector, AsyncCollector)
         queued[self.progress.step] = list(self.collector._complete)
         if len(queued) == 2:
