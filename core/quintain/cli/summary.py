@@ -142,7 +142,16 @@ def accuracies(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> li
         name = f"{decoding(last['temperature']) if 'temperature' in last else 'success'}{fewer}"
         then = "" if first is None else f"{accuracy(first)} -> "
         heading.append((f"  {name}", f"{then}{accuracy(last)}"))
+    if before is not None and not any(_differ(first or {}, last) for first, last in ways):
+        heading.append(("", "no change is shown: the intervals overlap"))
     return heading
+
+
+def _differ(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether the intervals of two accuracies have nothing in common, or are not known."""
+    if any(measured.get(end) is None for measured in (before, after) for end in ("low", "high")):
+        return True
+    return bool(after["low"] > before["high"] or after["high"] < before["low"])
 
 
 def tasks_of(measured: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ class Screen(AbstractContextManager["Screen"]):
         self._quiet, self._dated = quiet, dated
         self._unread = False
         self._phase_name, self._phase_began, self._took = "", 0.0, dict[str, float]()
-        self._steps, self._done_before = 0, 0
+        self._steps, self._timed_from = 0, 0
         self._line = StepLine()
         self._target: float | None = None
         self._measured = list[tuple[int, float]]()
@@ -111,7 +111,7 @@ class Screen(AbstractContextManager["Screen"]):
         """
         self._target, self._measured = accuracy, list[tuple[int, float]]()
         self._steps = steps
-        self._done_before = done
+        self._timed_from = done
         self._began = time.monotonic()
         self._line = StepLine(split, best_reward)
         if temperature is not None:
@@ -164,20 +164,24 @@ class Screen(AbstractContextManager["Screen"]):
     ) -> None:
         """Print the metrics of a step and, unless it is the *last*, the time left.
 
-        After the first one of the process also a forecast, if that is over a minute.
+        After the first one of the process with a gradient also a forecast, if that is over a minute:
+        a step in which no group has one is short.
 
         Args:
             success: the share of right samples with its interval.
             evaluated: seconds of the evaluations since training began.
             to_evaluate: seconds that those until the end of the run will take.
         """
-        steps_left, first = self._steps - step, step == self._done_before + 1
+        steps_left, first = self._steps - step, step == self._timed_from + 1
         if first and (
             spent := sum(value for key, value in metrics.items() if key.startswith("seconds."))
         ):
             self._began = time.monotonic() - spent - evaluated  # without the evaluation before
         training = time.monotonic() - self._began - evaluated
-        pace = training / max(step - self._done_before, 1)
+        pace = training / max(step - self._timed_from, 1)
+        is_short = first and metrics.get("zero_variance") == 1
+        if is_short:
+            self._timed_from = step
         left, bound = pace * steps_left + to_evaluate, self._bound
         if (measured := metrics.get("held_out.accuracy")) is not None:
             self._measured.append((step, measured))
@@ -185,9 +189,9 @@ class Screen(AbstractContextManager["Screen"]):
         if expected is not None and expected < steps_left:
             left, bound = left * expected / steps_left, "about"
         count = f"step {step:>{len(str(self._steps))}}/{self._steps}"
-        time_left = "" if last else f"{bound} {rough(left)} left"
+        time_left = "" if last or is_short else f"{bound} {rough(left)} left"
         self._write_step(count, metrics, success, time_left)
-        if first and left > 60 and not last:
+        if first and left > 60 and not last and not is_short:
             each = f"{pace:.2g} s" if pace < 60 else f"{pace / 60:.1f} min"
             kind = "with" if to_evaluate else "without"
             self.note(

@@ -486,13 +486,18 @@ class EmbeddedEngine(TokenEngine):
         store = self._forward.store
         assert store is not None
         taken = [row for row, _ in admission.extensions]
+        taken += [row for _, row, _ in admission.branches]
         taken += [row for _, row in admission.followers]
         longest = max((len(request.ids) for request in running), default=0)
         store.reserve(max(taken, default=0) + 1, longest)
         # Before any pass: a row that another one copies from may be overwritten by its own prompt.
         store.copy(admission.copies)
-        prompts = {row: self._rows_request(row).ids for row, _ in admission.extensions}
+        behind_copies = [(row, tokens) for _, row, tokens in admission.branches]
+        computed = [*admission.extensions, *behind_copies]
+        prompts = {row: self._rows_request(row).ids for row, _ in computed}
         logits_by_row = await self._prefill(admission.extensions, prompts)
+        store.copy(admission.branches)
+        logits_by_row |= await self._prefill(behind_copies, prompts)
         for leader, row in admission.followers:
             logits_by_row[row] = logits_by_row[leader]
         # only now that the prompts of their leaders are computed

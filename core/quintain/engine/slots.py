@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from ..errors import InfrastructureError
+from ..models.prefix_tree import LONG_START
 from ..rollouts.chat.stop_strings import StopStrings
 from ..types.sampling import Sampling
 from ..types.transcript import Finish, Sampled
@@ -102,16 +103,19 @@ class CacheRow:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """The work for newly accepted requests: *copies* first (all read before any write), then
-    *extensions*, then *followers*.
+    *extensions*, then *branches*, then *followers*.
 
     Attributes:
         copies: (source row, target row, tokens).
         extensions: (row, tokens that it holds); the rest of its prompt must be computed.
+        branches: (row of an extension, row, tokens): its prompt begins as that of the other does,
+            so it copies these tokens, and the rest must be computed.
         followers: (row of the leader, row): prompts are equal, so the row copies the leader's.
     """
 
     copies: tuple[tuple[int, int, int], ...]
     extensions: tuple[tuple[int, int], ...]
+    branches: tuple[tuple[int, int, int], ...]
     followers: tuple[tuple[int, int], ...]
 
 
@@ -169,7 +173,10 @@ class Slots:
 
         copies: list[tuple[int, int, int]] = []
         extensions: list[tuple[int, int]] = []
+        branches: list[tuple[int, int, int]] = []
         followers: list[tuple[int, int]] = []
+        # By the first tokens of a prompt that is computed here: its row, and all of it.
+        whole: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
         # Prompts whose earlier turn is still in an idle row come first, before another prompt takes
         # that row.
         for ids in sorted(groups, key=has_no_idle_source):
@@ -177,23 +184,29 @@ class Slots:
                 break
             # The first request of a prompt computes it, in the row that holds its beginning or in
             # one that gets a copy of that; the others copy it whole.
-            source = sources.get(ids)
-            shared = 0
-            leader = self._coldest(idle)
-            if source is not None:
-                place, shared = source
-                if place in idle:
-                    leader = place
-                else:
+            place, shared = sources.get(ids) or (-1, 0)
+            leader = place if place in idle else self._coldest(idle)
+            begun = whole.get(ids[:LONG_START]) if shared < LONG_START < len(ids) else None
+            if begun is not None:
+                of_begun = begun[1]
+                shared = min(common_prefix(of_begun, ids), len(ids) - 1)
+                branches.append((begun[0], leader, shared))
+            else:
+                if shared and leader != place:
                     copies.append((place, leader, shared))
-            extensions.append((leader, shared))
+                if shared < LONG_START:
+                    whole[ids[:LONG_START]] = leader, ids
+                extensions.append((leader, shared))
             followers += [(leader, row) for row in self._seat(groups[ids], leader, idle)]
         # Later requests may copy the prompts of live rows. Their replies come when a row is freed.
         for row in self.rows:
             if row.request is not None:
                 row.cached = () if row.request.stale else row.request.ids
         return Admission(
-            copies=tuple(copies), extensions=tuple(extensions), followers=tuple(followers)
+            copies=tuple(copies),
+            extensions=tuple(extensions),
+            branches=tuple(branches),
+            followers=tuple(followers),
         )
 
     def _seat(self, group: Sequence[Request], leader: int, idle: list[int]) -> list[int]:

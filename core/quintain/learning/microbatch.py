@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..interfaces.pieces import Level
 from ..models.prefix_layout import PrefixGroup, TokenSequence
+from ..models.prefix_tree import LONG_START
 from .batch import Batch
 from .ranks import ALONE, Ranks
 
@@ -70,7 +71,7 @@ def micro_batches(
     A group within the budget stays together, so that its prompt is computed once; a part of a
     larger one takes up to twice its common prefix if that is more than the budget. A sample is
     never split, nor a group if terms read whole groups. Groups of similar length go together,
-    longest first. Nothing but the batch decides.
+    longest first, and those that begin alike are joined. Nothing but the batch decides.
 
     Args:
         level: what one term reads.
@@ -89,12 +90,14 @@ def micro_batches(
         filled: list[list[list[int]]] = []
         room = 0
         # Attention pads to the longest row, so those that are alike go together.
-        for k in sorted(share, key=lambda k: (-longest[k], k)):
-            if not filled or costs[k] > room:
+        ordered = sorted(share, key=lambda k: (-longest[k], k))
+        by_length = [(prefix_groups[k], costs[k]) for k in ordered]
+        for members, tokens in _joined(batch, by_length, budget, cost):
+            if not filled or tokens > room:
                 filled.append([])
                 room = budget
-            filled[-1].append(prefix_groups[k])
-            room -= costs[k]
+            filled[-1].append(members)
+            room -= tokens
         by_rank.append(filled)
     of_this_rank = [MicroBatch.of(batch, filled) for filled in by_rank[ranks.rank]]
     # Ranks in lockstep make as many passes as the one with most. A rank without a sample makes one
@@ -109,6 +112,29 @@ def micro_batches(
 
 def length_of(row: TokenSequence) -> int:
     return len(row.ids)
+
+
+def _joined(
+    batch: Batch, groups: Sequence[tuple[list[int], int]], budget: int, cost: Cost
+) -> list[tuple[list[int], int]]:
+    """Return prefix groups and their tokens, of which those with the same first `LONG_START` tokens
+    are one as far as the budget goes.
+    """
+    joined: list[tuple[list[int], int]] = []
+    latest: dict[tuple[int, ...], int] = {}  # where the last one that begins so stands in *joined*
+    for members, tokens in groups:
+        start = tuple(batch.rows(members)[0].ids[:LONG_START])
+        place = latest.get(start) if len(start) == LONG_START else None
+        if place is not None:
+            earlier, of_earlier = joined[place]
+            together = cost(batch.rows([*earlier, *members]))
+            # What only the samples of one group share may be too short for a node of a tree.
+            if together <= min(budget, of_earlier + tokens - LONG_START // 2):
+                joined[place] = [*earlier, *members], together
+                continue
+        latest[start] = len(joined)
+        joined.append((members, tokens))
+    return joined
 
 
 def _parts(

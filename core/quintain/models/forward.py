@@ -462,29 +462,60 @@ def _attend_nodes(
     """
     lengths = [len(node.ids) for node in nodes]
     queries, keys, values = [x.split(lengths) for x in flat]
-    mixed = []
-    for index, node in enumerate(nodes):
-        if not node.before or chunk_mask is None:
-            query = queries[index].unsqueeze(0)
-            key = keys[index].unsqueeze(0)
-            value = values[index].unsqueeze(0)
-            mixed.append(attend(query, key, value, None, scaling)[0])
+    mixed: list[Tensor] = [queries[0]] * len(nodes)
+    for members in _calls(nodes):
+        before = nodes[members[0]].before
+        if not before or chunk_mask is None:
+            index = members[0]
+            query, key, value = (x[index].unsqueeze(0) for x in (queries, keys, values))
+            mixed[index] = attend(query, key, value, None, scaling)[0]
             continue
-        path = (*node.before, index)
-        key = torch.cat([keys[k] for k in path]).unsqueeze(0)
-        value = torch.cat([values[k] for k in path]).unsqueeze(0)
+        # [G, T, H, E] of all members, and keys and values of the nodes before them for each. Behind
+        # a shorter member is padding, which none of its tokens sees: it lies after them.
+        query = pad_sequence([queries[k] for k in members], batch_first=True)
+        key, value = (
+            torch.cat(
+                [
+                    torch.cat([x[k] for k in before]).expand(len(members), -1, -1, -1),
+                    pad_sequence([x[k] for k in members], batch_first=True),
+                ],
+                dim=1,
+            )
+            for x in (keys, values)
+        )
         # Queries in chunks: a whole mask would grow with the square of a row, and each chunk reads
         # only the keys up to its own end.
-        begin = node.begin
-        for chunk in queries[index].split(QUERY_CHUNK):
-            end = begin + len(chunk)
+        begin = nodes[members[0]].begin
+        chunks = []
+        for chunk in query.split(QUERY_CHUNK, dim=1):
+            end = begin + chunk.shape[1]
             # Row i of the mask sees one key more than row i - 1. Begun at *first*, its row 0 sees
             # the keys up to that of the first query.
             first = chunk_mask.shape[1] - QUERY_CHUNK - begin
-            mask = chunk_mask[: len(chunk), first : first + end]
-            mixed.append(attend(chunk.unsqueeze(0), key[:, :end], value[:, :end], mask, scaling)[0])
+            mask = chunk_mask[: chunk.shape[1], first : first + end]
+            chunks.append(attend(chunk, key[:, :end], value[:, :end], mask, scaling))
             begin = end
+        for k, rows in zip(members, torch.cat(chunks, dim=1), strict=True):
+            mixed[k] = rows[: lengths[k]]
     return mixed
+
+
+def _calls(nodes: Sequence[Node]) -> list[list[int]]:
+    """Return the nodes that attend in one call each: short ones behind the same nodes together,
+    unless most of the call would be padding.
+    """
+    calls: list[list[int]] = []
+    behind: dict[tuple[int, ...], list[int]] = {}
+    for index, node in enumerate(nodes):
+        if node.before and len(node.ids) <= QUERY_CHUNK:
+            behind.setdefault(node.before, []).append(index)
+        else:
+            calls.append([index])
+    for siblings in behind.values():
+        lengths = [len(nodes[k].ids) for k in siblings]
+        together = 2 * sum(lengths) >= len(siblings) * max(lengths)
+        calls += [siblings] if together else [[k] for k in siblings]
+    return calls
 
 
 def _cascade(

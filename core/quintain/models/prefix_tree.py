@@ -8,10 +8,17 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
 SHORTEST = 32
-"""Tokens that some rows, but not all, must have in common to become a node of their own. Below,
-computing them again costs less than one more call of attention in each layer.
+"""Tokens that a node of some rows, but not all, must save. Below, computing them again costs less
+than one more call of attention in each layer.
+"""
+
+LONG_START = 128
+"""Tokens that prompts of different tasks must begin with to be computed together: examples before the
+question, a system message that describes tools. Below, more calls of attention, or a pass of the
+engine for the first prompt alone, cost more than they save.
 """
 
 
@@ -45,7 +52,7 @@ class PrefixTree:
     @classmethod
     def of(cls, rows: Sequence[list[int]]) -> PrefixTree:
         """Return the tree of *rows*. What all rows begin with is shared at
-        any length, what some begin with from `SHORTEST` tokens on.
+        any length, what some begin with where this saves `SHORTEST` tokens.
         """
         nodes: list[Node] = []
         paths: list[tuple[int, ...]] = [()] * len(rows)
@@ -57,7 +64,8 @@ class PrefixTree:
             last = rows[members[-1]]
             end = common_length(rows[members[0]], last)
             one_or_all = len(members) in (1, len(rows))
-            if end > begin and (one_or_all or end - begin >= SHORTEST):
+            saved = (len(members) - 1) * (end - begin)
+            if end > begin and (one_or_all or saved >= SHORTEST):
                 nodes.append(Node(last[begin:end], begin, before))
                 before, begin = (*before, len(nodes) - 1), end
             ended = [row for row in members if len(rows[row]) == end]
@@ -73,8 +81,8 @@ class PrefixTree:
         return cls(tuple(nodes), tuple(paths))
 
 
-def common_length(first: list[int], second: list[int]) -> int:
-    """Return how many tokens two rows have in common at the start."""
+def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Return how many tokens two lists, or characters two texts, have in common at the start."""
     # slices compare in C: many times faster than a loop over tokens
     shorter = min(len(first), len(second))
     return bisect_left(range(shorter), True, key=lambda k: first[: k + 1] != second[: k + 1])

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..console.screen import program_name
 from ..interfaces.environment import Environment
+from ..registry.discovery import short_name
 from ..types.rollout import SUCCESS, reaches
 from .plan import RunPlan
 from .resolve import is_model_source
@@ -88,12 +89,19 @@ class Advice:
         self._told = any(e.reward.range and not reaches(e.reward.range[1]) for e in environments)
 
     def before(self, *measured: Mapping[str, Any]) -> str:
-        """Return what to do where the evaluations before training found no right sample."""
+        """Return a line where the evaluations before training found no right sample: greedy decoding
+        and few tasks may find none where samples of a step do.
+        """
         known = [found for found in measured if found.get("accuracy") is not None]
         if not known or any(found["accuracy"] > 0 for found in known):
             return ""
         samples = sum(found.get("tasks", 0) for found in known) * self._plan.evaluation.samples
-        return self._nothing_right(f"0 of {samples} samples are right before training")
+        if self._told:
+            return ""
+        return (
+            f"0 of {samples} held-out samples are right before training; nothing is learned until one "
+            "is, and step 1 shows whether samples of training are"
+        )
 
     def after(self, metrics: Mapping[str, Any]) -> Iterator[str]:
         """Yield what the first step shows of its rewards."""
@@ -120,13 +128,14 @@ class Advice:
         )
         shown = (
             "model.start.args = { target = [0.4, 0.6] } extends the warm start"
-            if is_model_source(name)
+            if is_model_source(name) and short_name(name) == "default"
             else f"{program} sft {task}{arguments}{model} --out warm, then train with --model warm"
         )
         return "\n".join(
             [
                 f"{found}, and nothing is learned until one is. What helps, the first first:",
-                f"  an easier level: {program} info {task} lists its arguments (--arg KEY=VALUE)",
+                f"  an easier level, or answered tasks in the prompt: {program} info {task} lists "
+                "its arguments (--arg KEY=VALUE)",
                 f"  demonstrations:  {shown}",
                 f"  temperature:     {program} eval {task}{arguments}{model} --split train "
                 "--samples 16 --temperature 0.7 shows whether any sample gets it right",

@@ -18,7 +18,7 @@ from ..models.layers import Decoder, cache_shape
 from ..models.load import cache_bytes
 from ..models.packed import packs
 from ..types.task import Message, messages_of
-from .on_cpu import first_tasks, prompt_length
+from .on_cpu import first_tasks, longest_prompt
 from .plan import RunPlan
 
 AUTOCAST_SHARE = 0.72
@@ -240,7 +240,7 @@ def groups_of_micro_batch(plan: RunPlan, module: Any) -> tuple[int, int]:
 
 def _lengths(plan: RunPlan, module: Any) -> tuple[int, int]:
     """Return the estimated tokens of a prompt and of a reply."""
-    prompt = max(map(prompt_length, plan.tasks.environments))
+    prompt = longest_prompt(plan.tasks.environments).mean
     return prompt + picture_tokens(plan, module), max(plan.rollouts.max_tokens // 2, 1)
 
 

@@ -5,12 +5,17 @@ this processor.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 from ..console.screen import rough
 from ..errors import QuintainError
 from ..models.paper import module_on_paper
+from ..models.prefix_tree import LONG_START, common_length
+from ..registry.lookup import current
 from ..store.runs import model_named
 from ..types.task import Task, messages_of
 from .plan import RunPlan
@@ -30,18 +35,31 @@ MAX_TOKENS = range(16, 257)
 EXAMPLES = 32
 USUAL_PROMPT = 96
 """Tokens of a prompt, at least: with the template, and where an environment shows none."""
-TRAINING = 240.0
+TRAINING = 300.0
 """Seconds in which the steps are planned to be done, within the limits of `STEPS`: evaluations and
 long replies take as much again.
 """
 STEPS = range(10, 51)
 DR_GRPO = "quintain/dr_grpo"
+MAXRL = "quintain-algorithms/maxrl"
 CHARACTERS = 3.0
 """Of a token, mostly more in English."""
+MARKS = 15 * " "
+"""In place of what a chat template puts around a message."""
 UPDATE_SHARE, DECODING_SHARE = 0.7, 0.7
-"""Of the rate of plain products, what updates and decoding reach: of 135 million parameters, two
-threads, 64 samples of 8 prompts.
+"""Of the rate of plain products, what passes over whole texts and decoding reach: of 135 million
+parameters, two threads, 64 and 128 samples of 8 and 16 prompts.
 """
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptTokens:
+    """Estimated tokens of a prompt, and how many of them all prompts begin with, where these are
+    computed once.
+    """
+
+    mean: int = USUAL_PROMPT
+    shared: int = 0
 
 
 def seconds_of_step(
@@ -51,21 +69,24 @@ def seconds_of_step(
     group: int,
     tokens: int,
     half: bool,
-    prompt_tokens: int = USUAL_PROMPT,
+    prompt: PromptTokens = PromptTokens(),
 ) -> float:
-    """Return the estimated seconds of a step here: a forward pass for each token that is decoded, and
-    three for each token of the update, in which a group has its prompt once.
+    """Return the estimated seconds of a step here: a forward pass for each token that is decoded, one
+    for each token of the prompts before that, and three for each token of the update, in which a
+    group has its prompt once.
 
     Args:
         tokens: of a reply, on average.
-        half: whether products are of half precision.
+        half: whether products are of half precision. Decoding gains nothing by it: it waits for
+            memory, and for attention, which is no faster.
     """
     here = processor()
     gain = here.bfloat16 / here.float32 if half else 1.0
     decoded = prompts * group * tokens
-    updated = decoded + prompts * prompt_tokens
-    decoding = 2 * parameters * decoded / (DECODING_SHARE * here.decoding * gain)
-    return decoding + 6 * parameters * updated / (UPDATE_SHARE * here.float32 * gain)
+    read = prompt.shared + prompts * (prompt.mean - prompt.shared)
+    decoding = 2 * parameters * decoded / (DECODING_SHARE * here.decoding)
+    passes = 2 * parameters * read + 6 * parameters * (read + decoded)
+    return decoding + passes / (UPDATE_SHARE * here.float32 * gain)
 
 
 def remark_on_cpu(plan: RunPlan, parameters: int) -> str:
@@ -85,7 +106,7 @@ def remark_on_cpu(plan: RunPlan, parameters: int) -> str:
         group=rollouts.group_size,
         tokens=max(rollouts.max_tokens // 2, 1),
         half=is_half,
-        prompt_tokens=max(map(prompt_length, plan.tasks.environments)),
+        prompt=longest_prompt(plan.tasks.environments),
     )
     return (
         f"no GPU: products of {faster} are {ratio:.1f} times as fast as of {slower} here{keys}, a "
@@ -99,7 +120,8 @@ def changes_on_cpu(recipe: Recipe) -> list[str]:
     tokens = longest_reply(recipe)
     parameters = _parameters(recipe)
     half = processor().half
-    prompt_tokens = max(map(prompt_length, map(EnvironmentSpec.of, recipe.environments)))
+    specs = [EnvironmentSpec.of(table) for table in recipe.environments]
+    prompt = longest_prompt(specs)
     for prompts in PROMPTS:
         seconds = seconds_of_step(
             parameters,
@@ -107,7 +129,7 @@ def changes_on_cpu(recipe: Recipe) -> list[str]:
             group=GROUP,
             tokens=tokens // 2,
             half=half,
-            prompt_tokens=prompt_tokens,
+            prompt=prompt,
         )
         if seconds <= SECONDS:
             break
@@ -117,7 +139,7 @@ def changes_on_cpu(recipe: Recipe) -> list[str]:
         "model.dtype": "bfloat16" if half else "float32",
         "learner.precision": "bf16" if half else "float32",
         "learner.checkpoint_activations": False,
-        "learner.lr": 1e-5,
+        "learner.lr": 2e-5,
         "learner.warmup_steps": 0,
         "sampling.temperature": 1.0,
         "sampling.max_tokens": tokens,
@@ -127,8 +149,11 @@ def changes_on_cpu(recipe: Recipe) -> list[str]:
         "evaluation.tasks": 4 * prompts,
         "evaluation.test.tasks": 8 * prompts,
     }
-    if half and recipe.algorithm.use == DR_GRPO:
-        values["algorithm.args.correction"] = "tis"  # the engine rounds more than the learner
+    if recipe.algorithm.use == DR_GRPO:
+        if _suits_maxrl(specs):
+            values["algorithm.use"] = MAXRL
+        if half:
+            values["algorithm.args.correction"] = "tis"  # the engine rounds more than the learner
     return [f"{key}={json.dumps(value)}" for key, value in values.items()]
 
 
@@ -141,13 +166,24 @@ def longest_reply(recipe: Recipe) -> int:
     return min(max(longest, MAX_TOKENS.start), MAX_TOKENS.stop - 1)
 
 
-def prompt_length(spec: EnvironmentSpec) -> int:
-    """Return the estimated tokens of a prompt, by the mean of the first tasks; `USUAL_PROMPT` at least,
-    also where it cannot be told without a service.
+def longest_prompt(specs: Sequence[EnvironmentSpec]) -> PromptTokens:
+    """Return the tokens of the prompts of the environment that has the longest."""
+    return max(map(prompt_tokens, specs), key=attrgetter("mean"))
+
+
+def prompt_tokens(spec: EnvironmentSpec) -> PromptTokens:
+    """Return the estimated tokens of the prompts of the first tasks, on average; `USUAL_PROMPT` at
+    least, also where they cannot be told without a service.
     """
-    tasks = first_tasks(spec)
-    characters = sum(len(message.content) for task in tasks for message in messages_of(task.prompt))
-    return max(USUAL_PROMPT, round(characters / max(1, len(tasks)) / CHARACTERS))
+    texts = [
+        "".join(message.content + MARKS for message in messages_of(task.prompt))
+        for task in first_tasks(spec)
+    ]
+    mean = sum(map(len, texts)) / max(1, len(texts)) / CHARACTERS
+    shared = common_length(min(texts), max(texts)) / CHARACTERS if len(texts) > 1 else 0.0
+    return PromptTokens(
+        mean=max(USUAL_PROMPT, round(mean)), shared=round(shared) if shared >= LONG_START else 0
+    )
 
 
 def first_tasks(spec: EnvironmentSpec) -> list[Task]:
@@ -180,6 +216,27 @@ def _longest_of(table: Any) -> int:
 
 def _answer(task: Any) -> str | None:
     return None if task.answer is None else str(task.answer)
+
+
+def _suits_maxrl(specs: Sequence[EnvironmentSpec]) -> bool:
+    """Return whether `MAXRL` is installed and all rewards are declared to be 0 at least, as it needs
+    them. Answers that are rarely right weigh more in it: with labels of a few classes, the policy
+    does not settle on the commonest one.
+    """
+    try:
+        current().load("algorithm", MAXRL)
+    except QuintainError:
+        return False
+    rewards = [
+        reward
+        for spec in specs
+        for reward in (
+            spec.reward or spec.component.reward,
+            spec.shaping or spec.component.shaping,
+        )
+        if reward is not None
+    ]
+    return all(reward.range and reward.range[0] >= 0 for reward in rewards)
 
 
 def _parameters(recipe: Recipe) -> int:

@@ -86,8 +86,8 @@ def checkpoint_note(model: str | Path) -> str:
         if measured["reward"] is not None:
             found += f", held-out reward {measured['reward']:.3g}"
     reasons = {
-        "accuracy": "the best by held-out accuracy",
-        "reward": "the best by held-out reward",
+        "accuracy": "the best by held-out accuracy in training",
+        "reward": "the best by held-out reward in training",
         "order": "the last of equal ones",
     }
     why = reasons.get(about.get("best_by", ""), "")

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
 from quintain.cli import main
-from quintain.cli.summary import curves
+from quintain.cli.summary import accuracies, curves
 from quintain.console.screen import program_name
 from quintain.errors import UsageError
 from quintain.interfaces.engine import Engine, Reply, TokenEngine, Weights
@@ -417,6 +417,31 @@ def test_an_evaluation_like_a_run_has_no_more_tasks_than_the_split(
     with RunFolder.create("runs/some", recipe.to_toml()) as folder:
         folder.write_summary({"held_out": {"after": {"accuracy": 1.0, "tasks": measured}}})
         assert settings_of(folder).tasks == tasks
+
+
+@pytest.mark.parametrize(
+    ("greedy", "sampled", "told"),
+    [
+        ((0.2, 0.6), (0.1, 0.5), True),
+        ((0.2, 0.6), (0.6, 0.9), False),
+        ((0.0, 0.1), (0.2, 0.3), False),
+    ],
+)
+def test_the_summary_says_where_no_change_is_shown(
+    greedy: tuple[float, float], sampled: tuple[float, float], told: bool
+) -> None:
+    """Of either way of decoding, before with an interval from 0.3 to 0.5."""
+
+    def measured(low: float, high: float) -> dict[str, Any]:
+        return {"accuracy": (low + high) / 2, "low": low, "high": high, "tasks": 9, "split": "test"}
+
+    before = measured(0.3, 0.5) | {"other_decoding": measured(0.3, 0.5)}
+    after = measured(*greedy) | {"other_decoding": measured(*sampled)}
+
+    rows = accuracies(before, after)
+
+    assert (rows[-1] == ("", "no change is shown: the intervals overlap")) == told
+    assert accuracies(None, after)[-1][0] != ""  # no step was made
 
 
 def test_the_summary_says_what_draws_the_curves(place: Path) -> None:

@@ -221,6 +221,23 @@ def test_the_time_left_has_the_evaluations_to_come(clock: SimpleNamespace) -> No
     assert "at most 80 s left" in second
 
 
+def test_steps_without_a_gradient_tell_no_time(clock: SimpleNamespace) -> None:
+    """They are short: the first one with a gradient says how long the others take."""
+    out = io.StringIO()
+    screen = Screen(out)
+    screen.start(22, 0, "dev")
+    metrics = {key: value for key, value in METRICS.items() if not key.startswith("seconds.")}
+    for step, now, share in [(1, 1.0, 1.0), (2, 2.0, 1.0), (3, 12.0, 0.5), (4, 13.0, 1.0)]:
+        took, clock.now = now - clock.now, now
+        screen.step(step, metrics | {"zero_variance": share, "seconds.update": took})
+
+    first, second, third, pace, fourth = out.getvalue().splitlines()
+    assert not [line for line in (first, second) if "left" in line]
+    assert "about 4 min left" in third
+    assert pace.endswith(" s a step: about 4 min for the other 19 steps, without evaluations")
+    assert "about 2 min left" in fourth  # 18 times 11 s in 2 steps
+
+
 @pytest.mark.parametrize("columns", [60, 80, 100, 140, None])
 @pytest.mark.parametrize("best", [None, 1.3])
 def test_fields_keep_their_place_from_step_to_step(columns: int | None, best: float | None) -> None:

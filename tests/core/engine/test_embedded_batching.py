@@ -23,6 +23,7 @@ from quintain.errors import InfrastructureError, UsageError
 from quintain.learning import ModuleWeights
 from quintain.models.adapters import merged_tensors
 from quintain.models.lora import with_adapters
+from quintain.models.prefix_tree import LONG_START
 from quintain.models.snapshot import Snapshot
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
@@ -70,6 +71,30 @@ def test_a_groups_prompt_is_computed_once() -> None:
     passes = counting(engine)
     run(sample_all(engine, [(list(range(30)), Sampling(seed=i, max_tokens=3)) for i in range(16)]))
     assert sum(passes) == 30
+
+
+@pytest.mark.parametrize("slots", [64, 5])
+def test_what_prompts_begin_with_is_computed_once(slots: int) -> None:
+    """Prompts of an admission behind the same examples: of these the first one's alone, also where
+    later admissions find it in the cache. Replies are those of each prompt by itself.
+    """
+    model = tiny_model()
+    start = [7 * i % 250 for i in range(LONG_START + 1)]
+    ends = [[1, 2, 3], [4], [5] * 40, [], [1, 2, 6]]
+    calls = [
+        ([*start, *end], Sampling(seed=i + 10 * k, max_tokens=4))
+        for k, end in enumerate(ends)
+        for i in range(2)
+    ]
+    calls.append((start[1:], Sampling(seed=99, max_tokens=4)))
+    engine = engine_of(model, slots=slots)
+    passes = counting(engine)
+    outs = run(sample_all(engine, calls))
+    # the last token of a prompt that others go on from is computed again: its logits are needed
+    assert sum(passes) <= len(start) + sum(map(len, ends)) + len(ends) + len(start) - 1
+    for (ids, sampling), out in zip(calls, outs, strict=True):
+        assert list(out.logps) == pytest.approx(plain_logps(model, ids, out.ids, 1.0), abs=1e-5)
+        assert run(sample_all(engine_of(model), [(ids, sampling)]))[0].ids == out.ids
 
 
 def test_later_turns_compute_only_what_is_new() -> None:

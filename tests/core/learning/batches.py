@@ -38,12 +38,15 @@ def batch(
     longest: int = 9,
     temperature: float = 1.0,
     rewards: Sequence[float] = (),
+    start: Sequence[int] = (),
 ) -> Batch:
-    """Groups with ragged prompts and replies, rewards 0 or 1 (or cycling through *rewards*)."""
+    """Groups with ragged prompts behind *start* and ragged replies, rewards 0 or 1 (or cycling
+    through *rewards*).
+    """
     draw = random.Random(seed)
     samples = []
     for group in range(groups):
-        prompt = [draw.randrange(vocab) for _ in range(draw.randrange(2, 8))]
+        prompt = [*start, *(draw.randrange(vocab) for _ in range(draw.randrange(2, 8)))]
         for sample in range(group_size):
             reply = [draw.randrange(vocab) for _ in range(draw.randrange(1, longest))]
             logps = [-draw.random() * 3 for _ in reply]

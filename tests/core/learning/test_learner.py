@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +16,10 @@ from quintain.errors import RunError, UsageError
 from quintain.interfaces import changes_of
 from quintain.interfaces.algorithm import KL, Algorithm
 from quintain.interfaces.pieces import optimizer_step
-from quintain.learning import ALGORITHMS, Batch, Learner, Sample, micro_batches
+from quintain.learning import ALGORITHMS, Batch, Learner, MicroBatch, Sample, micro_batches
 from quintain.learning.optimizer_step import OptimizerStep
 from quintain.models import Forward
+from quintain.models.prefix_tree import LONG_START
 from quintain.types.transcript import TrainingSequence
 
 from ..models.tiny import tiny_model
@@ -71,6 +73,34 @@ def test_a_prompt_longer_than_the_budget_is_not_computed_for_each_sample(
 
     assert len(parts) == most
     assert all(cost(part.prefix_groups[0]) <= max(budget, 2 * prompt + 6) for part in parts)
+
+
+@pytest.mark.keeps("rloo")
+@pytest.mark.parametrize("algorithm", VARIANTS, ids=lambda algorithm: algorithm.name)
+def test_what_groups_begin_with_is_computed_once_for_all(algorithm: Algorithm) -> None:
+    """Six groups behind the same examples, and one that begins otherwise."""
+    start = [7 * i % 250 for i in range(LONG_START)]
+    alike = batches.batch(groups=6, group_size=4, start=start)
+    other = [replace(s, group=6) for s in batches.batch(groups=1, start=start[1:], seed=1).samples]
+    batch = replace(alike, samples=(*alike.samples, *other))
+    cost = Forward(tiny_model()).cost
+    together, alone, half, none = (
+        micro_batches(batch, range(len(batch.samples)), budget=budget, level="token", cost=cost)
+        for budget in (10**4, LONG_START + 1, 250, 1)
+    )
+
+    def tokens(parts: Sequence[MicroBatch]) -> int:
+        return sum(cost(rows) for part in parts for rows in part.prefix_groups)
+
+    assert len(together) == 1
+    assert [len(rows) for rows in together[0].prefix_groups] == [24, 4]
+    # of each group alone: its prompt and, for each sample, a reply of at most 8 tokens
+    assert tokens(together) <= 2 * LONG_START + 7 * (8 + 4 * 8)
+    assert tokens(alone) >= 7 * LONG_START
+    assert tokens(together) < tokens(half) < tokens(alone) <= tokens(none)
+    joined = gradient(batch, algorithm, token_budget=10**4)
+    for budget in (1, 250):
+        torch.testing.assert_close(gradient(batch, algorithm, token_budget=budget), joined, **EXACT)
 
 
 @pytest.mark.keeps("gpt2")

@@ -11,13 +11,14 @@ from quintain import Demonstration, Environment, Rollout, Task, reward
 from quintain.cli import recipe_for
 from quintain.recipe import Recipe, RunPlan, on_cpu, precision, settled
 from quintain.recipe.on_cpu import (
+    MARKS,
     MAX_TOKENS,
     PROMPTS,
     SECONDS,
-    USUAL_PROMPT,
+    PromptTokens,
     changes_on_cpu,
     longest_reply,
-    prompt_length,
+    prompt_tokens,
     seconds_of_step,
 )
 from quintain.recipe.precision import Processor, processor
@@ -188,7 +189,7 @@ def test_the_batch_is_what_a_minute_suffices_for(
 
 
 @pytest.mark.usefixtures("_plain")
-@pytest.mark.parametrize(("millions", "steps"), [(0.1, 50), (20, 16), (600, 10)])
+@pytest.mark.parametrize(("millions", "steps"), [(0.1, 50), (20, 19), (600, 10)])
 def test_the_steps_fit_some_minutes(
     millions: float, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,18 +207,55 @@ def test_prompts_of_the_environment_count() -> None:
             return [Task(prompt="word " * n, answer="yes") for n in (200, 400)]
 
     spec = EnvironmentSpec.of(recipe_of(Longer).environments[0])
-    assert prompt_length(spec) == 500
-    assert prompt_length(EnvironmentSpec.of(recipe_of(Shown).environments[0])) == USUAL_PROMPT
+    marks = len(MARKS) / 3
+    assert prompt_tokens(spec) == PromptTokens(mean=500 + round(marks), shared=333)
+    assert prompt_tokens(EnvironmentSpec.of(recipe_of(Shown).environments[0])) == PromptTokens()
 
 
 @pytest.mark.usefixtures("_plain")
-def test_a_step_is_a_pass_for_each_decoded_token_and_three_for_each_of_the_update() -> None:
-    seconds = seconds_of_step(10**8, prompts=4, group=8, tokens=50, half=False, prompt_tokens=100)
+def test_a_step_is_a_pass_for_each_token_and_three_more_for_each_of_the_update() -> None:
+    prompt = PromptTokens(mean=100, shared=60)
+    seconds = seconds_of_step(10**8, prompts=4, group=8, tokens=50, half=False, prompt=prompt)
 
-    decoding = 2e8 * 4 * 8 * 50 / (on_cpu.DECODING_SHARE * PLAIN.decoding)
-    update = 6e8 * (4 * 8 * 50 + 4 * 100) / (on_cpu.UPDATE_SHARE * PLAIN.float32)
-    assert seconds == pytest.approx(decoding + update)
+    read, decoded = 60 + 4 * 40, 4 * 8 * 50
+    decoding = 2e8 * decoded / (on_cpu.DECODING_SHARE * PLAIN.decoding)
+    passes = (2e8 * read + 6e8 * (read + decoded)) / (on_cpu.UPDATE_SHARE * PLAIN.float32)
+    assert seconds == pytest.approx(decoding + passes)
     assert seconds < SECONDS
+
+
+@pytest.mark.parametrize(
+    ("reward", "shaping", "use"),
+    [
+        ("", "", on_cpu.MAXRL),
+        ("score.py:of_unknown_range", "", on_cpu.DR_GRPO),
+        ("score.py:signed", "", on_cpu.DR_GRPO),
+        ("", "score.py:signed", on_cpu.DR_GRPO),
+        ("", "score.py:share", on_cpu.MAXRL),
+    ],
+)
+@pytest.mark.usefixtures("_plain")
+def test_rewards_that_may_be_negative_keep_the_algorithm(
+    reward: str,
+    shaping: str,
+    use: str,
+    model: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("score.py").write_text(
+        "from quintain import reward\n"
+        "def of_unknown_range(completion): return 1.0\n"
+        "@reward(range=(-1, 1))\ndef signed(rollout): return -1.0\n"
+        "@reward(range=(0, 1))\ndef share(rollout): return 1.0\n"
+    )
+    named = {"reward": reward, "shaping": shaping}
+    table = {"use": "extraction"} | {k: f'use("{name}")' for k, name in named.items() if name}
+    changes = [f"environments=[{{{', '.join(f'{k} = {v!r}' for k, v in table.items())}}}]"]
+
+    assert recipe_for("extraction", changes, model).algorithm.use == use
+    assert recipe_for("extraction", ["algorithm.use='grpo'"], model).algorithm.use == "grpo"
 
 
 def test_this_processor_is_measured() -> None:

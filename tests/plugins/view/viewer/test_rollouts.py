@@ -18,6 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from rich.console import Console
 
 from quintain import Message, Score, Task
 from quintain.cli import main
@@ -28,6 +29,7 @@ from quintain_view.viewer.command import newest, spread
 from quintain_view.viewer.page import instructive, json_in_html
 from quintain_view.viewer.pictures import seen, shared
 from quintain_view.viewer.stored import SOURCES, rewrites_of, token_rows
+from quintain_view.viewer.terminal import show
 
 from ....pictures import png
 from .rollout_run import HOSTILE, make_run, rollout
@@ -191,6 +193,28 @@ def test_the_terminal_view_fits(
         assert text in out
     assert ("log-prob" in out) == bool(tokens)
     assert "2 of 6 rollouts, the newest; -n 6 shows all" in err
+
+
+def test_what_begins_like_the_rollout_above_is_not_printed_again(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows that are shown before each task; the last of them stays, as a place to go on from."""
+    assert run(runs, "--json", "-n", "1") == 0
+    row = json.loads(capsys.readouterr().out) | {"tokens": None}
+    rows = [{"role": "user", "content": f"row {i}"} for i in range(6)]
+    views = [
+        row | {"messages": [*rows[:shown], {"role": "user", "content": f"task {task}"}]}
+        for task, shown in enumerate((6, 6, 2))
+    ]
+    out = io.StringIO()
+
+    show(views, str, Console(file=out, width=80))
+
+    first, second, third = re.split(r"task \d", out.getvalue())[:3]
+    assert re.findall(r"row \d", first) == [f"row {i}" for i in range(6)]
+    assert re.findall(r"row \d", second) == ["row 5"]
+    assert "as above  5 messages" in second
+    assert re.findall(r"row \d", third) == ["row 0", "row 1"]
 
 
 # ---------------------------------------------------------------- the page

@@ -355,9 +355,10 @@ def no_tokens(history: History) -> float | None:
 
 
 AGAINST_ONE_REPLY = (
-    "Go back to a checkpoint from before (checkpoint.every keeps them); lower learner.lr, take more "
-    "prompts and samples per step, add a KL term, or sample at a higher temperature. `quintain "
-    "check` says what a constant reply earns."
+    "Stop (Ctrl-C) and train again: with `--set algorithm.use=maxrl`, in which rare answers weigh "
+    "more, a lower learner.lr, more prompts and samples per step, a KL term, or a higher temperature. "
+    "Or go back to a checkpoint from before (checkpoint.every keeps them). `quintain check` says what "
+    "a constant reply earns."
 )
 
 ALERTS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from rich.console import Console
@@ -24,6 +25,8 @@ MARKS = {
 TOOL = "dark_orange3"
 ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": TOOL}
 REWRITE = "bold blue"
+FEW = 4
+"""Messages that are printed again below a rollout that begins with them."""
 LIKELY, UNLIKELY = (0, 90, 160), (190, 80, 0)
 
 
@@ -34,9 +37,11 @@ def show(
     console = console or Console(highlight=False)
     if not console.is_terminal and not console.width:
         console.width = 100
+    before: Sequence[Any] = ()
     for view in views:
         _header(console, view)
-        _conversation(console, view, decode)
+        _conversation(console, view, decode, _as_before(before, view["messages"]))
+        before = view["messages"]
         for other in view["conversations"]:
             score = "" if other["score"] is None else f", score {other['score']:.4g}"
             console.print(Text(printable(f"player {other['player']}{score}"), style="bold"))
@@ -45,12 +50,27 @@ def show(
     console.print()
 
 
-def _conversation(console: Console, part: Row, decode: Callable[[int], str]) -> None:
-    """Print the messages of a player, or its tokens; where the context was rewritten, the lengths
-    before and after.
+def _as_before(before: Sequence[Any], messages: Sequence[Any]) -> int:
+    """Return how many of *messages* begin the rollout *before*, too, less the last of them; 0 if they
+    are few.
+    """
+    pairs = zip(before, messages, strict=False)
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) - 1
+    return same if same >= FEW else 0
+
+
+def _conversation(
+    console: Console, part: Row, decode: Callable[[int], str], skipped: int = 0
+) -> None:
+    """Print the messages of a player behind those that are *skipped*, or its tokens; where the
+    context was rewritten, the lengths before and after.
     """
     if part["tokens"] is None:
+        if skipped:
+            _block(console, "as above", f"{skipped} messages", "dim")
         for number, message in enumerate(part["messages"]):
+            if number < skipped:
+                continue
             for place in _rewrites(part, "messages", number):
                 _block(console, "context", place, REWRITE)
             _message(console, message)
