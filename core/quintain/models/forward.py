@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -366,7 +366,7 @@ def _attention(decoder: Decoder, plan: PrefixLayout, hidden_FD: Tensor) -> Atten
         _attend,
         plan,
         rest_mask=_rest_mask(plan, hidden_FD.dtype),
-        chunk_mask=_chunk_mask(plan),
+        node_calls=NodeCalls.of(plan.tree_nodes, plan.ids.device),
         scaling=decoder.scaling,
     )
 
@@ -390,16 +390,49 @@ def _rest_mask(plan: PrefixLayout, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
 
 
-def _chunk_mask(plan: PrefixLayout) -> Tensor | None:
-    """Return the boolean mask [QUERY_CHUNK, S + QUERY_CHUNK], where the longest row has S tokens: a
-    view of it is the mask of any `QUERY_CHUNK` queries of a node. ``None`` where no node has one
-    before it.
+class NodeCalls(NamedTuple):
+    """Calls of attention of the nodes of trees, the same in each layer.
+
+    Attributes:
+        together: nodes that follow the same ones, and the boolean mask [Q, S + Q] of their Q tokens
+            side by side: each sees the S tokens before the nodes, and its own node up to itself.
+        alone: the other nodes.
+        chunk: boolean mask [QUERY_CHUNK, S + QUERY_CHUNK], where the longest row has S tokens: a view
+            of it is the mask of any `QUERY_CHUNK` queries of a node that is alone. ``None`` where no
+            node has one before it.
     """
-    last = max((node.begin + len(node.ids) for node in plan.tree_nodes if node.before), default=0)
-    if not last:
-        return None
-    every = torch.ones(QUERY_CHUNK, last + QUERY_CHUNK, dtype=torch.bool, device=plan.ids.device)
-    return every.tril(last)
+
+    together: Sequence[tuple[Sequence[int], Tensor]]
+    alone: Sequence[int]
+    chunk: Tensor | None
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node], device: torch.device) -> NodeCalls:
+        """Return the calls of *nodes*. Those of one call have as many tokens as the nodes before them,
+        or `QUERY_CHUNK`, at most: beyond that, queries and keys of other nodes, which the mask leaves
+        out, would take more than the calls that are saved.
+        """
+        followers: dict[tuple[int, ...], list[list[int]]] = {}
+        for index, node in enumerate(nodes):
+            bins = followers.setdefault(node.before, [[]])
+            tokens = sum(len(nodes[k].ids) for k in bins[-1]) + len(node.ids)
+            if not node.before or tokens > max(node.begin, QUERY_CHUNK):
+                bins.append([])
+            bins[-1].append(index)
+        calls = [members for bins in followers.values() for members in bins if members]
+        alone = [members[0] for members in calls if len(members) == 1]
+        together = []
+        for members in calls:
+            if len(members) > 1:
+                lengths = [len(nodes[k].ids) for k in members]
+                own_QQ = torch.block_diag(*(torch.ones(n, n).tril() for n in lengths)).bool()
+                before_QS = torch.ones(len(own_QQ), nodes[members[0]].begin, dtype=torch.bool)
+                together.append((members, to_device(torch.cat([before_QS, own_QQ], 1), device)))
+        last = max((node.begin + len(node.ids) for node in nodes if node.before), default=0)
+        if not last:
+            return cls(together, alone, None)
+        every = torch.ones(QUERY_CHUNK, last + QUERY_CHUNK, dtype=torch.bool, device=device)
+        return cls(together, alone, every.tril(last))
 
 
 def _attend(
@@ -408,7 +441,7 @@ def _attend(
     key: Tensor,
     value: Tensor,
     rest_mask: Tensor | None,
-    chunk_mask: Tensor | None,
+    node_calls: NodeCalls,
     scaling: float,
 ) -> Tensor:
     """Return the mixed values [F, H, E] of flat queries [F, H, E] and keys, values [F, K, E]."""
@@ -416,7 +449,7 @@ def _attend(
     if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
             wide = (query.float(), key.float(), value.float())
-            return _attend(plan, *wide, rest_mask, chunk_mask, scaling)
+            return _attend(plan, *wide, rest_mask, node_calls, scaling)
     # Flat tokens lie in three parts, each of which attends in its own way: common prefixes, what
     # follows these, and trees.
     sizes = [plan.starts, plan.rests, len(plan.ids) - plan.starts - plan.rests]
@@ -428,7 +461,7 @@ def _attend(
     if plan.rest is not None:
         mixed += _attend_two_level(plan.start, plan.rest, starts, rests, rest_mask, scaling)
     if plan.tree_nodes:
-        mixed += _attend_nodes(plan.tree_nodes, trees, chunk_mask, scaling)
+        mixed += _attend_nodes(plan.tree_nodes, trees, node_calls, scaling)
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
@@ -453,7 +486,7 @@ def _attend_two_level(
 
 
 def _attend_nodes(
-    nodes: Sequence[Node], flat: Sequence[Tensor], chunk_mask: Tensor | None, scaling: float
+    nodes: Sequence[Node], flat: Sequence[Tensor], calls: NodeCalls, scaling: float
 ) -> list[Tensor]:
     """Return the mixed values of the nodes of trees, of their flat queries, keys and values.
 
@@ -462,60 +495,38 @@ def _attend_nodes(
     """
     lengths = [len(node.ids) for node in nodes]
     queries, keys, values = [x.split(lengths) for x in flat]
-    mixed: list[Tensor] = [queries[0]] * len(nodes)
-    for members in _calls(nodes):
-        before = nodes[members[0]].before
-        if not before or chunk_mask is None:
-            index = members[0]
-            query, key, value = (x[index].unsqueeze(0) for x in (queries, keys, values))
-            mixed[index] = attend(query, key, value, None, scaling)[0]
+    mixed: dict[int, Tensor] = {}
+    for members, mask in calls.together:
+        query = torch.cat([queries[k] for k in members]).unsqueeze(0)
+        path = (*nodes[members[0]].before, *members)
+        key = torch.cat([keys[k] for k in path]).unsqueeze(0)
+        value = torch.cat([values[k] for k in path]).unsqueeze(0)
+        found = attend(query, key, value, mask, scaling)[0]
+        mixed |= zip(members, found.split([lengths[k] for k in members]), strict=True)
+    for index in calls.alone:
+        node = nodes[index]
+        path = (*node.before, index)
+        key = torch.cat([keys[k] for k in path]).unsqueeze(0)
+        value = torch.cat([values[k] for k in path]).unsqueeze(0)
+        if not node.before or calls.chunk is None:
+            mixed[index] = attend(queries[index].unsqueeze(0), key, value, None, scaling)[0]
             continue
-        # [G, T, H, E] of all members, and keys and values of the nodes before them for each. Behind
-        # a shorter member is padding, which none of its tokens sees: it lies after them.
-        query = pad_sequence([queries[k] for k in members], batch_first=True)
-        key, value = (
-            torch.cat(
-                [
-                    torch.cat([x[k] for k in before]).expand(len(members), -1, -1, -1),
-                    pad_sequence([x[k] for k in members], batch_first=True),
-                ],
-                dim=1,
-            )
-            for x in (keys, values)
-        )
         # Queries in chunks: a whole mask would grow with the square of a row, and each chunk reads
         # only the keys up to its own end.
-        begin = nodes[members[0]].begin
+        begin = node.begin
         chunks = []
-        for chunk in query.split(QUERY_CHUNK, dim=1):
-            end = begin + chunk.shape[1]
+        for chunk in queries[index].split(QUERY_CHUNK):
+            end = begin + len(chunk)
             # Row i of the mask sees one key more than row i - 1. Begun at *first*, its row 0 sees
             # the keys up to that of the first query.
-            first = chunk_mask.shape[1] - QUERY_CHUNK - begin
-            mask = chunk_mask[: chunk.shape[1], first : first + end]
-            chunks.append(attend(chunk, key[:, :end], value[:, :end], mask, scaling))
+            first = calls.chunk.shape[1] - QUERY_CHUNK - begin
+            mask = calls.chunk[: len(chunk), first : first + end]
+            chunks.append(
+                attend(chunk.unsqueeze(0), key[:, :end], value[:, :end], mask, scaling)[0]
+            )
             begin = end
-        for k, rows in zip(members, torch.cat(chunks, dim=1), strict=True):
-            mixed[k] = rows[: lengths[k]]
-    return mixed
-
-
-def _calls(nodes: Sequence[Node]) -> list[list[int]]:
-    """Return the nodes that attend in one call each: short ones behind the same nodes together,
-    unless most of the call would be padding.
-    """
-    calls: list[list[int]] = []
-    behind: dict[tuple[int, ...], list[int]] = {}
-    for index, node in enumerate(nodes):
-        if node.before and len(node.ids) <= QUERY_CHUNK:
-            behind.setdefault(node.before, []).append(index)
-        else:
-            calls.append([index])
-    for siblings in behind.values():
-        lengths = [len(nodes[k].ids) for k in siblings]
-        together = 2 * sum(lengths) >= len(siblings) * max(lengths)
-        calls += [siblings] if together else [[k] for k in siblings]
-    return calls
+        mixed[index] = torch.cat(chunks)
+    return [mixed[index] for index in range(len(nodes))]
 
 
 def _cascade(

@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from operator import attrgetter
+from statistics import median
 from typing import Any
 
 from ..console.screen import rough
@@ -54,7 +55,7 @@ parameters, two threads, 64 and 128 samples of 8 and 16 prompts.
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTokens:
-    """Estimated tokens of a prompt, and how many of them all prompts begin with, where these are
+    """Estimated tokens of a prompt, and how many of them most prompts begin with, where these are
     computed once.
     """
 
@@ -180,7 +181,10 @@ def prompt_tokens(spec: EnvironmentSpec) -> PromptTokens:
         for task in first_tasks(spec)
     ]
     mean = sum(map(len, texts)) / max(1, len(texts)) / CHARACTERS
-    shared = common_length(min(texts), max(texts)) / CHARACTERS if len(texts) > 1 else 0.0
+    # Neighbours in order share most. The median: a task that is a worked example of the others has
+    # another one in its place.
+    alike = [common_length(a, b) for a, b in pairwise(sorted(texts))]
+    shared = median(alike or [0]) / CHARACTERS
     return PromptTokens(
         mean=max(USUAL_PROMPT, round(mean)), shared=round(shared) if shared >= LONG_START else 0
     )
@@ -205,13 +209,19 @@ def _longest_of(table: Any) -> int:
         environment = spec.make({})
         shown = [d.reply for d in islice(environment.demonstrations("train"), EXAMPLES)]
         if shown:
-            return round(1.5 * max(map(len, shown)) / CHARACTERS) + 8
+            return round(1.5 * max(map(_tokens_of, shown))) + 8
         answers = [_answer(task) for task in islice(environment.tasks("train"), EXAMPLES)]
     except QuintainError:
         return unknown  # the checks of the recipe say what is wrong with it
     if not answers or None in answers:
         return unknown
-    return round(4 * max(len(answer or "") for answer in answers) / CHARACTERS) + 32
+    return round(4 * max(_tokens_of(answer or "") for answer in answers)) + 32
+
+
+def _tokens_of(text: str) -> float:
+    """Return the estimated tokens of *text*: many tokenizers give each digit one."""
+    digits = sum(map(str.isdigit, text))
+    return digits + (len(text) - digits) / CHARACTERS
 
 
 def _answer(task: Any) -> str | None:

@@ -71,6 +71,13 @@ class Answered(Shown):
         return ()
 
 
+class Digits(Shown):
+    """A token each."""
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        return [Demonstration(prompt="?", reply="2026-11-30")]
+
+
 class Open(Answered):
     """No answers."""
 
@@ -95,6 +102,7 @@ def recipe_of(kind: type[Shown]) -> Recipe:
     [
         (Shown, 68),  # one and a half times 120 characters of 3 a token, and 8
         (Answered, 36),  # four times one token, and 32
+        (Digits, 21),  # one and a half times eight digits and two thirds of a token, and 8
         (Open, MAX_TOKENS.stop - 1),
         (Long, MAX_TOKENS.stop - 1),
     ],
@@ -206,9 +214,20 @@ def test_prompts_of_the_environment_count() -> None:
         def tasks(self, split: str) -> Iterable[Task]:
             return [Task(prompt="word " * n, answer="yes") for n in (200, 400)]
 
+    class Examples(Shown):
+        """One of the tasks is the example of the others, and has another one."""
+
+        def tasks(self, split: str) -> Iterable[Task]:
+            return [
+                Task(prompt=f"{'other' if i == 3 else 'first'} {'word ' * 199}{i}", answer="yes")
+                for i in range(20)
+            ]
+
     spec = EnvironmentSpec.of(recipe_of(Longer).environments[0])
     marks = len(MARKS) / 3
     assert prompt_tokens(spec) == PromptTokens(mean=500 + round(marks), shared=333)
+    shown = EnvironmentSpec.of(recipe_of(Examples).environments[0])
+    assert prompt_tokens(shown).shared in range(330, 335)
     assert prompt_tokens(EnvironmentSpec.of(recipe_of(Shown).environments[0])) == PromptTokens()
 
 
