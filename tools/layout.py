@@ -118,14 +118,14 @@ them.
 READING_FOLDERS = {"run", "rollouts", "learning"}
 """Whose modules a reader of the reading order meets, too, as soon as one of its files imports them."""
 
-READING_TOKENS = 29_200
-READING_WITH_ALL_TOKENS = 36_400
+READING_TOKENS = 29_400
+READING_WITH_ALL_TOKENS = 36_700
 KERNEL_TOKENS = 35_400
 FILE_TOKENS = 5_000
 FUNCTION_TOKENS = 700
 """At most so many tokens, with ten per cent of room or more when they were set (2026-11-23); the
-kernel and the two of the reading order are what they had on 2026-11-29, in hundreds (decisions 0238,
-0240, 0241 and 0244). The package has no limit: one was met by moving parts of the trainer
+kernel and the two of the reading order are what they had on 2026-11-30, in hundreds (decisions 0238,
+0240, 0241, 0244 and 0277). The package has no limit: one was met by moving parts of the trainer
 out of it (decision 0224).
 """
 

@@ -70,7 +70,7 @@ class HeldOutEvaluation:
             metrics = await self._measure(
                 self.plan.split, self.plan.tasks, self.plan.sampling, own=True
             )
-        self.found = HeldOutScore.of(metrics)
+        self.found = HeldOutScore.of(metrics, self.plan.split)
         self.measured = self.progress.step
         return metrics
 

@@ -20,21 +20,22 @@ class HeldOutScore:
     Attributes:
         accuracy: share of right samples; *low* is the lower end of its interval.
         reward: mean outcome; ``None`` where it is not known.
+        split: of the tasks.
     """
 
     accuracy: float
     low: float
     reward: float | None = None
+    split: str = "held-out"
 
     @classmethod
-    def of(cls, metrics: Mapping[str, Any]) -> HeldOutScore | None:
-        """Return the figures of `held_out_metrics`; ``None`` without an accuracy."""
+    def of(cls, metrics: Mapping[str, Any], split: str) -> HeldOutScore | None:
+        """Return the figures of `held_out_metrics` on *split*; ``None`` without an accuracy."""
         accuracy = metrics.get("accuracy")
         if accuracy is None:
             return None
-        return cls(
-            accuracy=accuracy, low=metrics.get("low", accuracy), reward=metrics.get("reward")
-        )
+        low, reward = metrics.get("low", accuracy), metrics.get("reward")
+        return cls(accuracy=accuracy, low=low, reward=reward, split=split)
 
     def better_by(self, best: HeldOutScore | None) -> By:
         """Return what makes this better than the *best* so far; empty if it is not better.
@@ -82,12 +83,13 @@ def checkpoint_note(model: str | Path) -> str:
     if not measured:
         found = "it was not measured in training"
     else:
-        found = f"{100 * measured['accuracy']:.1f} % of held-out tasks right"
+        split = measured.get("split", "held-out")
+        found = f"{100 * measured['accuracy']:.1f} % of {split} tasks right"
         if measured["reward"] is not None:
             found += f", held-out reward {measured['reward']:.3g}"
     reasons = {
-        "accuracy": "the best by held-out accuracy in training",
-        "reward": "the best by held-out reward in training",
+        "accuracy": "the best by held-out accuracy",
+        "reward": "the best by held-out reward",
         "order": "the last of equal ones",
     }
     why = reasons.get(about.get("best_by", ""), "")

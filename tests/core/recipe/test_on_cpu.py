@@ -137,6 +137,7 @@ def test_the_precision_is_what_this_processor_multiplies_fast(
     assert (recipe.model.dtype, recipe.learner.precision) == (dtype, precision)
     assert (recipe.algorithm.args.get("correction") == "tis") == (precision == "bf16")
     assert not recipe.learner.checkpoint_activations
+    assert (recipe.sampling.temperature, recipe.learner.lr) == (1.0, 2e-5)
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,9 @@ def test_the_reward_decides_where_the_accuracy_does_not(
 
 
 def test_an_evaluation_without_an_accuracy_says_nothing() -> None:
-    assert HeldOutScore.of({"accuracy": None, "reward": 0.5}) is None
-    assert HeldOutScore.of({"accuracy": 0.5}) == HeldOutScore(accuracy=0.5, low=0.5)
+    assert HeldOutScore.of({"accuracy": None, "reward": 0.5}, "dev") is None
+    found = HeldOutScore.of({"accuracy": 0.5}, "dev")
+    assert found == HeldOutScore(accuracy=0.5, low=0.5, split="dev")
 
 
 NOTES: list[tuple[dict[str, Any], str]] = [
@@ -85,6 +86,13 @@ NOTES: list[tuple[dict[str, Any], str]] = [
     (
         {"best_by": "order", "held_out": {"accuracy": 0.9, "low": 0.8, "reward": None}},
         "checkpoint of step 30 (the last of equal ones, 90.0 % of held-out tasks right)",
+    ),
+    (
+        {
+            "best_by": "accuracy",
+            "held_out": {"accuracy": 0.9, "low": 0.8, "reward": None, "split": "dev"},
+        },
+        "checkpoint of step 30 (the best by held-out accuracy, 90.0 % of dev tasks right)",
     ),
     (
         {"best_by": "", "held_out": None},

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quintain import Environment, Rollout, Service, Task, need, reward
+from quintain.errors import UsageError
 from quintain.recipe import EnvironmentSpec, Recipe
 from quintain.recipe.plan import RunPlan
 from quintain.registry.lookup import isolated
 from quintain.store import RunFolder
+from quintain_authoring.evaluate import command
 from quintain_authoring.evaluate.like import settings_of
 
 from ....core.evaluation.evaluations import called
@@ -134,6 +136,34 @@ def test_the_settings_of_a_run_are_those_of_its_own_evaluation(run: RunFolder) -
     assert evaluated.system == "Answer."
     assert settings.services == {"referee": plan.services["referee"]}
     assert settings.model == "runs/own"
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype"), [((), "bfloat16"), (("--engine-arg", "dtype=float32"), "float32")]
+)
+def test_the_engine_computes_in_the_type_of_the_run(
+    run: RunFolder,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    dtype: str,
+) -> None:
+    """In another type some greedy replies differ from those of the run."""
+    run.recipe_path.write_text('model.dtype = "bfloat16"\n' + RECIPE)
+    asked: list[Sequence[str]] = []
+
+    def without_model(*_: Any) -> tuple[str, str]:
+        return "", ""
+
+    def engine_of(name: str, model: str, pairs: Sequence[str]) -> None:
+        asked.append(pairs)
+        raise UsageError("no model")
+
+    monkeypatch.setattr(command, "folder_of_model", without_model)
+    monkeypatch.setattr(command, "engine_of", engine_of)
+
+    assert called(capsys, "--like", "own", *options)[0] == 2
+    assert [list(pairs) for pairs in asked] == [[f"dtype={dtype}"]]
 
 
 def test_a_run_without_a_final_evaluation_has_the_split_of_the_others(run: RunFolder) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..controls import ControlCheck
     from .like import EvaluationSettings
 
+EMBEDDED = "quintain/embedded"
 FORMATS = (".jsonl", ".parquet")
 REPLACEMENTS = {"path": "--arg path={}", "env": "{} without --env"}
 """Options that people try, and the words that do the same; ``{}`` is the value."""
@@ -46,7 +47,7 @@ CONTROL_TASKS = 100
 )
 @click.option(
     "--engine",
-    default="quintain/embedded",
+    default=EMBEDDED,
     show_default=True,
     help="Engine, @CONTROL or URL (OpenAI API).",
 )
@@ -202,6 +203,10 @@ def evaluate(
     if controls:
         how["count"] = settings.tasks or CONTROL_TASKS
         return _show_controls(run_stoppable(_controls(spec, services, how)), as_json)
+    chosen = any(pair.startswith("dtype=") for pair in engine_args)
+    if settings.dtype and engine == EMBEDDED and not chosen:
+        # another type rounds otherwise, and some tasks end otherwise than in the run
+        engine_args = [*engine_args, f"dtype={settings.dtype}"]
     client = None if engine.startswith("@") else engine_of(engine, model, engine_args)
     try:
         with for_terminal() as screen:

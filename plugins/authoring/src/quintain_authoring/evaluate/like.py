@@ -23,6 +23,7 @@ class EvaluationSettings:
         services: the component of each slot.
         tasks: the first ones of *split*; ``None`` is all.
         samples: rollouts of each task.
+        dtype: in which the run samples; empty without a run.
     """
 
     environment: EnvironmentTable
@@ -33,6 +34,7 @@ class EvaluationSettings:
     samples: int
     sampling: Sampling
     seed: int
+    dtype: str = ""
 
     def with_environment(self, **changes: Any) -> EvaluationSettings:
         """Return the same settings with *changes* to the environment."""
@@ -45,9 +47,9 @@ def settings_of(folder: RunFolder) -> EvaluationSettings:
     Raises:
         UsageError: the recipe does not fit what is installed.
     """
-    from quintain.recipe import EvaluationPlan, Recipe, resolve_algorithm
+    from quintain.recipe import EvaluationPlan, Recipe, resolve_algorithm, settled
 
-    recipe = Recipe.parse(folder.recipe())
+    recipe = settled(Recipe.parse(folder.recipe()))
     plan = EvaluationPlan.of(recipe, resolve_algorithm(recipe))
     split, tasks = plan.test_split, plan.test_tasks
     if tasks == 0:
@@ -64,6 +66,7 @@ def settings_of(folder: RunFolder) -> EvaluationSettings:
         samples=plan.samples,
         sampling=plan.sampling,
         seed=recipe.run.seed,
+        dtype=str(recipe.engine.args.get("dtype", recipe.model.dtype)),
     )
 
 

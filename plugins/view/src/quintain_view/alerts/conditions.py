@@ -50,7 +50,11 @@ to 90 % of it before they reach 90 % success. Performance saturates as entropy i
 al. 2025, 2505.22617); DAPO (2503.14476, section 3.1) shows a run that loses nearly all of it early.
 """
 UNSOLVED = Thresholds(0.9, 0.95)
-"""Success rate below which low entropy, or a step without a signal, is a problem."""
+"""Success rate below which a step without a signal is a problem."""
+UNSURE = Thresholds(0.7, 0.8)
+"""Success rate below which low entropy is one. A pretrained model whose tasks have one right answer
+each is sure of most of them long before it solves 90 %, and goes on learning.
+"""
 GROUPS_TAKEN = Thresholds(0.5, 0.25)
 """Share of the groups that one reply fills, whatever the task."""
 BATCH_TAKEN = Thresholds(0.9, 0.75)
@@ -259,7 +263,7 @@ def _entropy_gone(history: History, of: Callable[[str], float | None]) -> float 
     now, success = of("entropy.sampled"), of("success")
     if now is None or success is None or history.entropy <= 0:
         return None
-    return _all_of(ENTROPY_GONE.level(1 - now / history.entropy), UNSOLVED.level(success))
+    return _all_of(ENTROPY_GONE.level(1 - now / history.entropy), UNSURE.level(success))
 
 
 def one_reply(share: str, thresholds: Thresholds) -> Callable[[History], float | None]:
@@ -355,10 +359,10 @@ def no_tokens(history: History) -> float | None:
 
 
 AGAINST_ONE_REPLY = (
-    "Stop (Ctrl-C) and train again: with `--set algorithm.use=maxrl`, in which rare answers weigh "
-    "more, a lower learner.lr, more prompts and samples per step, a KL term, or a higher temperature. "
-    "Or go back to a checkpoint from before (checkpoint.every keeps them). `quintain check` says what "
-    "a constant reply earns."
+    "A run may find its way out: wait some steps. If it lasts, stop (Ctrl-C) and train again: a lower "
+    "learner.lr, more prompts and samples per step, a KL term, a higher temperature, or an algorithm "
+    "in which rare answers weigh more (`--set algorithm.use=maxrl`). Or go back to a checkpoint from "
+    "before (checkpoint.every keeps them). `quintain check` says what a constant reply earns."
 )
 
 ALERTS = (
