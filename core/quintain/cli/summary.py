@@ -143,7 +143,7 @@ def accuracies(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> li
         then = "" if first is None else f"{accuracy(first)} -> "
         heading.append((f"  {name}", f"{then}{accuracy(last)}"))
     if before is not None and not any(_differ(first or {}, last) for first, last in ways):
-        heading.append(("", "no change is shown: the intervals overlap"))
+        heading.append(("", "the intervals before and after overlap"))
     return heading
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..models.prefix_tree import common_length
 from .decoding import DecodingForward, PrefixCache, padded
-from .slots import common_prefix
 
 PASS_TOKENS = 4096
 """Tokens, padding included, of one forward pass."""
@@ -83,7 +83,7 @@ def _by_prefix(
     for request in sorted(requests, key=lambda r: (r.ids, r.start)):
         if groups:
             common, members = groups[-1]
-            common = min(common, request.start - 1, common_prefix(members[-1].ids, request.ids))
+            common = min(common, request.start - 1, common_length(members[-1].ids, request.ids))
             if common >= max(SHARED, len(request.ids) / 2, len(members[0].ids) / 2):
                 groups[-1] = (common, [*members, request])
                 continue

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 
 from ..errors import InfrastructureError
-from ..models.prefix_tree import LONG_START
+from ..models.prefix_tree import LONG_START, common_length
 from ..rollouts.chat.stop_strings import StopStrings
 from ..types.sampling import Sampling
 from ..types.transcript import Finish, Sampled
@@ -175,27 +176,30 @@ class Slots:
         extensions: list[tuple[int, int]] = []
         branches: list[tuple[int, int, int]] = []
         followers: list[tuple[int, int]] = []
-        # By the first tokens of a prompt that is computed here: its row, and all of it.
-        whole: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
+        # Prompts that are computed here, by their first tokens: each with its row.
+        begun = dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]]()
+        first = _shares_most(groups)
         # Prompts whose earlier turn is still in an idle row come first, before another prompt takes
-        # that row.
-        for ids in sorted(groups, key=has_no_idle_source):
+        # that row, and then those that others begin like.
+        for ids in sorted(groups, key=lambda ids: (has_no_idle_source(ids), ids not in first)):
             if not idle:
                 break
             # The first request of a prompt computes it, in the row that holds its beginning or in
             # one that gets a copy of that; the others copy it whole.
             place, shared = sources.get(ids) or (-1, 0)
-            leader = place if place in idle else self._coldest(idle)
-            begun = whole.get(ids[:LONG_START]) if shared < LONG_START < len(ids) else None
-            if begun is not None:
-                of_begun = begun[1]
-                shared = min(common_prefix(of_begun, ids), len(ids) - 1)
-                branches.append((begun[0], leader, shared))
+            alike = begun.setdefault(ids[:LONG_START], [])
+            branches_at, source = max(
+                ((min(common_length(other, ids), len(ids) - 1), row) for other, row in alike),
+                default=(0, -1),
+            )
+            if branches_at > max(shared, LONG_START - 1):
+                leader = self._coldest(idle)
+                branches.append((source, leader, branches_at))
             else:
+                leader = place if place in idle else self._coldest(idle)
                 if shared and leader != place:
                     copies.append((place, leader, shared))
-                if shared < LONG_START:
-                    whole[ids[:LONG_START]] = leader, ids
+                alike.append((ids, leader))
                 extensions.append((leader, shared))
             followers += [(leader, row) for row in self._seat(groups[ids], leader, idle)]
         # Later requests may copy the prompts of live rows. Their replies come when a row is freed.
@@ -252,7 +256,7 @@ class Slots:
         for i, row in enumerate(self.rows):
             if row.cached[:WORTHWHILE] != ids[:WORTHWHILE]:
                 continue
-            shared = min(common_prefix(row.cached, ids), len(ids) - 1)
+            shared = min(common_length(row.cached, ids), len(ids) - 1)
             if shared >= WORTHWHILE and (best is None or shared > best[1]):
                 best = (i, shared)
         return best
@@ -266,16 +270,13 @@ def by_prompt(waiting: Iterable[Request]) -> dict[tuple[int, ...], list[Request]
     return groups
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the longest common prefix, found by bisection over slices, which are
-    compared in C.
+def _shares_most(prompts: Iterable[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Return, of the prompts with the same first `LONG_START` tokens, the one that has most in common
+    with another.
     """
-    low = 0
-    high = min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    found: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
+    for one, other in pairwise(sorted(ids for ids in prompts if len(ids) > LONG_START)):
+        shared, start = common_length(one, other), other[:LONG_START]
+        if shared > max(LONG_START - 1, found.get(start, (0, ()))[0]):
+            found[start] = shared, other
+    return {ids for _, ids in found.values()}

@@ -92,7 +92,7 @@ def micro_batches(
         # Attention pads to the longest row, so those that are alike go together.
         ordered = sorted(share, key=lambda k: (-longest[k], k))
         by_length = [(prefix_groups[k], costs[k]) for k in ordered]
-        for members, tokens in _joined(batch, by_length, budget, cost):
+        for members, tokens in _with_one_start(batch, by_length, budget, cost):
             if not filled or tokens > room:
                 filled.append([])
                 room = budget
@@ -114,7 +114,7 @@ def length_of(row: TokenSequence) -> int:
     return len(row.ids)
 
 
-def _joined(
+def _with_one_start(
     batch: Batch, groups: Sequence[tuple[list[int], int]], budget: int, cost: Cost
 ) -> list[tuple[list[int], int]]:
     """Return prefix groups and their tokens, of which those with the same first `LONG_START` tokens

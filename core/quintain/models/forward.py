@@ -39,7 +39,7 @@ from .prefix_layout import (
     plain_positions,
     tokens_computed,
 )
-from .prefix_tree import Node
+from .prefix_tree import QUERY_CHUNK, Node, side_by_side
 from .probe import agree, logit_map_of, plain_log_probs
 from .routers import ExpertLoad, Routers, again
 from .training_decoder import TrainingDecoder
@@ -48,9 +48,6 @@ from .transfers import to_device
 log = logging.getLogger(__name__)
 
 Layout = Literal["shared", "bucketed", "packed"]
-QUERY_CHUNK = 128
-"""Queries of a node of a prefix tree that attend in one call."""
-
 TOKEN_BUDGET = 2048
 """Tokens of a micro-batch, unless a recipe has another number."""
 
@@ -408,15 +405,12 @@ class NodeCalls(NamedTuple):
 
     @classmethod
     def of(cls, nodes: Sequence[Node], device: torch.device) -> NodeCalls:
-        """Return the calls of *nodes*. Those of one call have as many tokens as the nodes before them,
-        or `QUERY_CHUNK`, at most: beyond that, queries and keys of other nodes, which the mask leaves
-        out, would take more than the calls that are saved.
-        """
+        """Return the calls of *nodes*."""
         followers: dict[tuple[int, ...], list[list[int]]] = {}
         for index, node in enumerate(nodes):
             bins = followers.setdefault(node.before, [[]])
             tokens = sum(len(nodes[k].ids) for k in bins[-1]) + len(node.ids)
-            if not node.before or tokens > max(node.begin, QUERY_CHUNK):
+            if not node.before or tokens > side_by_side(node.begin):
                 bins.append([])
             bins[-1].append(index)
         calls = [members for bins in followers.values() for members in bins if members]
@@ -425,7 +419,8 @@ class NodeCalls(NamedTuple):
         for members in calls:
             if len(members) > 1:
                 lengths = [len(nodes[k].ids) for k in members]
-                own_QQ = torch.block_diag(*(torch.ones(n, n).tril() for n in lengths)).bool()
+                blocks = (torch.ones(n, n, dtype=torch.bool).tril() for n in lengths)
+                own_QQ = torch.block_diag(*blocks)
                 before_QS = torch.ones(len(own_QQ), nodes[members[0]].begin, dtype=torch.bool)
                 together.append((members, to_device(torch.cat([before_QS, own_QQ], 1), device)))
         last = max((node.begin + len(node.ids) for node in nodes if node.before), default=0)

@@ -61,12 +61,14 @@ def shared_start(prefix_group: PrefixGroup) -> int:
 
 def tree_of(prefix_group: PrefixGroup) -> PrefixTree | None:
     """Return the rows without their last tokens as a tree, where this computes at least `SHORTEST`
-    tokens less than one common prefix. Else return ``None``.
+    tokens less than one common prefix for each call of attention that it takes. Else return ``None``:
+    with a common prefix one call serves all groups.
     """
     if len(prefix_group) < 2:
         return None
     tree = PrefixTree.of([list(row.ids[:-1]) for row in prefix_group])
-    return tree if tree.tokens + SHORTEST <= _two_level_cost(prefix_group) else None
+    saved = _two_level_cost(prefix_group) - tree.tokens
+    return tree if saved >= SHORTEST * tree.calls else None
 
 
 def tokens_computed(prefix_group: PrefixGroup) -> int:

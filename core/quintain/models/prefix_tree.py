@@ -5,6 +5,7 @@ part: turns of one conversation, rewritten histories, conversations of sub-agent
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,6 +14,12 @@ from typing import Any
 SHORTEST = 32
 """Tokens that a node of some rows, but not all, must save. Below, computing them again costs less
 than one more call of attention in each layer.
+"""
+QUERY_CHUNK = 128
+"""Queries of a node that attend in one call."""
+SIDE_BY_SIDE = range(QUERY_CHUNK, 1024)
+"""Queries of nodes behind the same ones that attend in one call: as many as there are tokens before
+them, within these limits. Beyond, what the mask leaves out takes more than the calls that are saved.
 """
 
 LONG_START = 128
@@ -49,6 +56,15 @@ class PrefixTree:
         """Number of tokens that pass through the layers."""
         return sum(len(node.ids) for node in self.nodes)
 
+    @property
+    def calls(self) -> int:
+        """Estimated calls of attention in a layer."""
+        tokens, begins = Counter[tuple[int, ...]](), dict[tuple[int, ...], int]()
+        for node in self.nodes:
+            tokens[node.before] += len(node.ids)
+            begins[node.before] = node.begin
+        return sum(-(-tokens[before] // side_by_side(begins[before])) for before in tokens)
+
     @classmethod
     def of(cls, rows: Sequence[list[int]]) -> PrefixTree:
         """Return the tree of *rows*. What all rows begin with is shared at
@@ -79,6 +95,11 @@ class PrefixTree:
             for _, branch in groupby(going_on, key=lambda row: rows[row][end]):
                 pending.append((list(branch), begin, before))
         return cls(tuple(nodes), tuple(paths))
+
+
+def side_by_side(begin: int) -> int:
+    """Return how many queries of nodes behind *begin* tokens attend in one call."""
+    return min(max(begin, SIDE_BY_SIDE.start), SIDE_BY_SIDE.stop)
 
 
 def common_length(first: Sequence[Any], second: Sequence[Any]) -> int:

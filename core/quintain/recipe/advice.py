@@ -95,12 +95,12 @@ class Advice:
         known = [found for found in measured if found.get("accuracy") is not None]
         if not known or any(found["accuracy"] > 0 for found in known):
             return ""
-        samples = sum(found.get("tasks", 0) for found in known) * self._plan.evaluation.samples
         if self._told:
             return ""
+        samples = sum(found.get("tasks", 0) for found in known) * self._plan.evaluation.samples
         return (
-            f"0 of {samples} held-out samples are right before training; nothing is learned until one "
-            "is, and step 1 shows whether samples of training are"
+            f"0 of {samples} held-out samples are right before training: step 1 shows whether samples "
+            "of training are"
         )
 
     def after(self, metrics: Mapping[str, Any]) -> Iterator[str]:

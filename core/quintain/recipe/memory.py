@@ -222,6 +222,8 @@ def prompt_copies(plan: RunPlan, module: Any) -> int:
     prompt, reply = _lengths(plan, module)
     groups, replies = groups_of_micro_batch(plan, module)
     copied = groups * replies * (prompt + reply)
+    if longest_prompt(plan.tasks.environments).shared:  # replies of a tree attend side by side
+        copied = groups * (prompt + replies * reply)
     return (
         4 * 2 * key_heads * size * copied * (1 if plan.learner.checkpoints_activations else layers)
     )
@@ -234,7 +236,8 @@ def groups_of_micro_batch(plan: RunPlan, module: Any) -> tuple[int, int]:
     tokens, rollouts = micro_batch_of(plan, module), plan.rollouts
     prompt, reply = _lengths(plan, module)
     replies = min(rollouts.group_size, max(1, (tokens - prompt) // reply))
-    groups = max(1, tokens // (prompt + replies * reply))
+    shared = longest_prompt(plan.tasks.environments).shared
+    groups = max(1, (tokens - shared) // (prompt - shared + replies * reply))
     return min(groups, rollouts.groups), replies
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from operator import attrgetter
-from statistics import median
 from typing import Any
 
 from ..console.screen import rough
@@ -55,8 +54,8 @@ parameters, two threads, 64 and 128 samples of 8 and 16 prompts.
 
 @dataclass(frozen=True, kw_only=True)
 class PromptTokens:
-    """Estimated tokens of a prompt, and how many of them most prompts begin with, where these are
-    computed once.
+    """Estimated tokens of a prompt, on average, and how many of them it begins with as others do, which
+    are computed once.
     """
 
     mean: int = USUAL_PROMPT
@@ -151,7 +150,7 @@ def changes_on_cpu(recipe: Recipe) -> list[str]:
         "evaluation.test.tasks": 8 * prompts,
     }
     if recipe.algorithm.use == DR_GRPO:
-        if _suits_maxrl(specs):
+        if not recipe.algorithm.args and _suits_maxrl(specs):
             values["algorithm.use"] = MAXRL
         if half:
             values["algorithm.args.correction"] = "tis"  # the engine rounds more than the learner
@@ -181,13 +180,10 @@ def prompt_tokens(spec: EnvironmentSpec) -> PromptTokens:
         for task in first_tasks(spec)
     ]
     mean = sum(map(len, texts)) / max(1, len(texts)) / CHARACTERS
-    # Neighbours in order share most. The median: a task that is a worked example of the others has
-    # another one in its place.
+    # In order a text has most in common with its neighbours, and no more than its length.
     alike = [common_length(a, b) for a, b in pairwise(sorted(texts))]
-    shared = median(alike or [0]) / CHARACTERS
-    return PromptTokens(
-        mean=max(USUAL_PROMPT, round(mean)), shared=round(shared) if shared >= LONG_START else 0
-    )
+    shared = sum(n for n in alike if n >= LONG_START * CHARACTERS) / max(1, len(alike))
+    return PromptTokens(mean=max(USUAL_PROMPT, round(mean)), shared=int(shared / CHARACTERS))
 
 
 def first_tasks(spec: EnvironmentSpec) -> list[Task]:

@@ -18,12 +18,11 @@ from torch import Tensor
 from quintain.engine.decoding import LayerForward
 from quintain.engine.embedded import EmbeddedEngine
 from quintain.engine.sampler import PLAIN_SIZE, Sampler, invert, truncate
-from quintain.engine.slots import common_prefix
 from quintain.errors import InfrastructureError, UsageError
 from quintain.learning import ModuleWeights
 from quintain.models.adapters import merged_tensors
 from quintain.models.lora import with_adapters
-from quintain.models.prefix_tree import LONG_START
+from quintain.models.prefix_tree import LONG_START, common_length
 from quintain.models.snapshot import Snapshot
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
@@ -95,6 +94,30 @@ def test_what_prompts_begin_with_is_computed_once(slots: int) -> None:
     for (ids, sampling), out in zip(calls, outs, strict=True):
         assert list(out.logps) == pytest.approx(plain_logps(model, ids, out.ids, 1.0), abs=1e-5)
         assert run(sample_all(engine_of(model), [(ids, sampling)]))[0].ids == out.ids
+
+
+def test_prompts_branch_from_the_one_that_shares_most() -> None:
+    """The first prompt is a worked example of the others and has another one in its place; one is no
+    longer than what decides; and a row of an earlier prompt holds a little of all.
+    """
+    start = [7 * i % 250 for i in range(400)]
+    prompts_ = [[*start[:140], 1, 2, 3], start[:LONG_START], *([*start, k, 9] for k in range(5))]
+    engine = engine_of(tiny_model(), slots=32)
+    passes = counting(engine)
+
+    async def scenario() -> None:
+        with engine.register():  # rows keep their content
+            await engine.sample([*start[:135], 99], Sampling(seed=1, max_tokens=2))
+            del passes[:]
+            calls = [
+                engine.sample(ids, Sampling(seed=k, max_tokens=2)) for k, ids in enumerate(prompts_)
+            ]
+            await asyncio.gather(*calls)
+
+    run(scenario())
+    longest = len(start) + 2
+    # what is left of the first one behind the old row, a token and its neighbours of each other one
+    assert sum(passes) <= longest - 135 + 4 * 2 + (143 - 135) + 8
 
 
 def test_later_turns_compute_only_what_is_new() -> None:
@@ -411,8 +434,8 @@ def test_a_running_sequence_continues_under_new_weights() -> None:
 
 
 @given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
-def test_common_prefix(a: list[int], b: list[int]) -> None:
-    n = common_prefix(a, b)
+def test_common_length(a: list[int], b: list[int]) -> None:
+    n = common_length(a, b)
     assert a[:n] == b[:n]
     assert n == min(len(a), len(b)) or a[n] != b[n]
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quintain.models import layers
-from quintain.models.forward import Forward
-from quintain.models.prefix_layout import PrefixLayout, TokenSequence
+from quintain.models.forward import Forward, NodeCalls
+from quintain.models.prefix_layout import PrefixLayout, TokenSequence, tree_of
 from quintain.models.prefix_tree import SHORTEST, PrefixTree
 
 from ...lanes import examples
@@ -95,6 +95,40 @@ def test_no_two_rows_share_more_than_a_short_beginning_twice(rows: list[TokenSeq
             once = sum(len(tree.nodes[k].ids) for k in one_path[:parted])
             agree = same.index(False) if False in same else len(same)
             assert once <= agree < once + SHORTEST or once == agree
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "reply", "alike", "common"), [(64, 200, 500, 40, 2), (8, 200, 300, 6, 8)]
+)
+def test_replies_that_begin_with_the_same_words_are_no_tree(
+    rows: int, prompt: int, reply: int, alike: int, common: int
+) -> None:
+    """It saves some dozen tokens of thousands, and its calls of attention cost more."""
+    start, words = tokens(0, prompt), tokens(1, common)
+    group = [
+        TokenSequence([*start, *(words if k < alike else []), *tokens(2 + k, reply)], [prompt + 9])
+        for k in range(rows)
+    ]
+    assert tree_of(group) is None
+
+
+def test_nodes_side_by_side_have_masks_that_do_not_grow_with_the_square() -> None:
+    start = tokens(0, 4000)
+    rows = [TokenSequence([*start, *tokens(1 + k, 500)], [4100]) for k in range(8)]
+    rows.append(TokenSequence(tokens(99, 4000), [10]))  # else one common prefix serves all
+    layout = PrefixLayout.of([rows], torch.device("cpu"))
+
+    calls = NodeCalls.of(layout.tree_nodes, torch.device("cpu"))
+
+    assert len(calls.together) == 4
+    assert {tuple(mask.shape) for _, mask in calls.together} == {(998, 4998)}
+    (members, mask), *_ = calls.together
+    assert len(members) == 2
+    own = mask[:, 4000:]
+    assert bool(mask[:, :4000].all())
+    assert torch.equal(own[:499, :499], torch.ones(499, 499, dtype=torch.bool).tril())
+    assert not own[499:, :499].any()
+    assert not own[:499, 499:].any()
 
 
 def same_as_alone(

@@ -215,6 +215,11 @@ def test_prompts_of_the_environment_count() -> None:
         def tasks(self, split: str) -> Iterable[Task]:
             return [Task(prompt="word " * n, answer="yes") for n in (200, 400)]
 
+    class LongAndShort(Shown):
+        def tasks(self, split: str) -> Iterable[Task]:
+            long = [Task(prompt=f"{'x' * 6000}{i}", answer="yes") for i in range(17)]
+            return [*long, *(Task(prompt=f"{i} {'y' * 30}", answer="yes") for i in range(15))]
+
     class Examples(Shown):
         """One of the tasks is the example of the others, and has another one."""
 
@@ -227,8 +232,10 @@ def test_prompts_of_the_environment_count() -> None:
     spec = EnvironmentSpec.of(recipe_of(Longer).environments[0])
     marks = len(MARKS) / 3
     assert prompt_tokens(spec) == PromptTokens(mean=500 + round(marks), shared=333)
+    mixed = prompt_tokens(EnvironmentSpec.of(recipe_of(LongAndShort).environments[0]))
+    assert 0 < mixed.shared < mixed.mean
     shown = EnvironmentSpec.of(recipe_of(Examples).environments[0])
-    assert prompt_tokens(shown).shared in range(330, 335)
+    assert prompt_tokens(shown).shared in range(310, 320)
     assert prompt_tokens(EnvironmentSpec.of(recipe_of(Shown).environments[0])) == PromptTokens()
 
 
@@ -276,6 +283,8 @@ def test_rewards_that_may_be_negative_keep_the_algorithm(
 
     assert recipe_for("extraction", changes, model).algorithm.use == use
     assert recipe_for("extraction", ["algorithm.use='grpo'"], model).algorithm.use == "grpo"
+    own = recipe_for("extraction", ["algorithm.args.overlong=0.2"], model)  # maxrl refuses it
+    assert own.algorithm.use == on_cpu.DR_GRPO
 
 
 def test_this_processor_is_measured() -> None:

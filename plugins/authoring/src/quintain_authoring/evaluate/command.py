@@ -162,7 +162,7 @@ def evaluate(
     quintain eval ./mine.py:Mine --controls
     """
     from quintain.process import run_stoppable
-    from quintain.registry import check_args
+    from quintain.registry import check_args, short_name
     from quintain.store import to_parquet, write_atomically
 
     if like is not None and environment is not None:
@@ -204,7 +204,7 @@ def evaluate(
         how["count"] = settings.tasks or CONTROL_TASKS
         return _show_controls(run_stoppable(_controls(spec, services, how)), as_json)
     chosen = any(pair.startswith("dtype=") for pair in engine_args)
-    if settings.dtype and engine == EMBEDDED and not chosen:
+    if settings.dtype and short_name(engine) == short_name(EMBEDDED) and not chosen:
         # another type rounds otherwise, and some tasks end otherwise than in the run
         engine_args = [*engine_args, f"dtype={settings.dtype}"]
     client = None if engine.startswith("@") else engine_of(engine, model, engine_args)

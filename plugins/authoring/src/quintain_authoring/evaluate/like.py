@@ -23,7 +23,7 @@ class EvaluationSettings:
         services: the component of each slot.
         tasks: the first ones of *split*; ``None`` is all.
         samples: rollouts of each task.
-        dtype: in which the run samples; empty without a run.
+        dtype: in which the embedded engine samples; empty without a run.
     """
 
     environment: EnvironmentTable
@@ -66,8 +66,18 @@ def settings_of(folder: RunFolder) -> EvaluationSettings:
         samples=plan.samples,
         sampling=plan.sampling,
         seed=recipe.run.seed,
-        dtype=str(recipe.engine.args.get("dtype", recipe.model.dtype)),
+        dtype=_dtype_of(recipe),
     )
+
+
+def _dtype_of(recipe: Recipe) -> str:
+    """Return the type in which the embedded engine of a run samples; of another engine, that of the
+    model.
+    """
+    from quintain.registry import short_name
+
+    of_engine = recipe.engine.args if short_name(recipe.engine.use) == "embedded" else {}
+    return str(of_engine.get("dtype", recipe.model.dtype))
 
 
 def _services_of(recipe: Recipe, plan: EvaluationPlan, run: str) -> dict[str, Choice]:

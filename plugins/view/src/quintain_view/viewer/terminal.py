@@ -41,7 +41,7 @@ def show(
     for view in views:
         _header(console, view)
         _conversation(console, view, decode, _as_before(before, view["messages"]))
-        before = view["messages"]
+        before = view["messages"] if view["tokens"] is None else ()
         for other in view["conversations"]:
             score = "" if other["score"] is None else f", score {other['score']:.4g}"
             console.print(Text(printable(f"player {other['player']}{score}"), style="bold"))
@@ -69,11 +69,10 @@ def _conversation(
         if skipped:
             _block(console, "as above", f"{skipped} messages", "dim")
         for number, message in enumerate(part["messages"]):
-            if number < skipped:
-                continue
             for place in _rewrites(part, "messages", number):
                 _block(console, "context", place, REWRITE)
-            _message(console, message)
+            if number >= skipped:
+                _message(console, message)
     else:
         _tokens(console, part, decode)
 
