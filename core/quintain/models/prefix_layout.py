@@ -61,14 +61,14 @@ def shared_start(prefix_group: PrefixGroup) -> int:
 
 def tree_of(prefix_group: PrefixGroup) -> PrefixTree | None:
     """Return the rows without their last tokens as a tree, where this computes at least `SHORTEST`
-    tokens less than one common prefix for each call of attention that it takes. Else return ``None``:
-    with a common prefix one call serves all groups.
+    tokens less than one common prefix for each further call of attention. Else return ``None``: with
+    common prefixes two calls serve all groups.
     """
     if len(prefix_group) < 2:
         return None
     tree = PrefixTree.of([list(row.ids[:-1]) for row in prefix_group])
     saved = _two_level_cost(prefix_group) - tree.tokens
-    return tree if saved >= SHORTEST * tree.calls else None
+    return tree if saved >= SHORTEST * max(1, tree.calls - 2) else None
 
 
 def tokens_computed(prefix_group: PrefixGroup) -> int:

@@ -41,7 +41,7 @@ long replies take as much again.
 """
 STEPS = range(10, 51)
 DR_GRPO = "quintain/dr_grpo"
-MAXRL = "quintain-algorithms/maxrl"
+MAXRL = "maxrl"
 CHARACTERS = 3.0
 """Of a token, mostly more in English."""
 MARKS = 15 * " "
