@@ -24,7 +24,7 @@ VERBS = frozenset(
     Connect Continue Convert Copy Count Create Cut Deal Decide Decode Decorate Define Delete Deliver
     Describe Detect Digest Discard Divide Do Draw Drop Embed Emit Empty Encode End Ensure Enter
     Estimate Evaluate Exclude Execute Expand Expect Explain Extend Extract Fetch Fill Find Finish Fit Flush
-    Follow Forget Fork Format Free Freeze Gather Generate Get Give Go Grade Group Guard Hand Handle Hide
+    Follow Forget Fork Format Free Freeze Gather Generate Get Give Go Grade Group Grow Guard Hand Handle Hide
     Hold Ignore Import Initialise Insert Install Interrupt Invert Join Judge Keep Kill Launch Lay
     Leave Let Limit Link List Listen Load Lock Log Look Make Map Mark Mask Match Measure Merge
     Minimize Move Multiply Name Normalise Note Notify Offer Open Order Overwrite Pack Pad Parse Pass Pause
@@ -33,7 +33,7 @@ VERBS = frozenset(
     Remark Remember Remove Rename Render Repeat Replace Reply Report Request Require Reserve Reset Resize
     Resolve Restart Restore Resume Retry Return Reuse Rewrite Round Run Sample Save Say Scale Score
     Search See Seed Select Send Serve Set Shade Shard Shift Show Shuffle Shut Simulate Skip Sleep Sort Split
-    Spread Start State Step Stop Store Sum Swap Switch Sync Tag Take Tell Test Time Tokenize Track Train
+    Spread Start State Step Stop Store Sum Swap Switch Sync Tag Take Teach Tell Test Time Tokenize Track Train
     Translate Treat Trim Truncate Try Turn Undo Unpack Unregister Update Upload Use Validate Verify
     Wait Wake Walk Warn Watch Work Wrap Write Yield
     """.split()

@@ -31,6 +31,7 @@ PROXIES = {
     "quintain-rewards/self_certainty",
     "quintain-offline/process_reward",
     "quintain-offline/learned_reward",
+    "quintain-offline/picture_reward",
 }
 
 

@@ -352,7 +352,7 @@ def test_a_run_with_another_reward_says_that_its_model_is_trained_anew(
     words = ["a warm start trains one first", "another reward is another default model"]
 
     def planned(*options: str) -> str:
-        assert main(["train", "--dry-run", *options]) == 0
+        assert main(["train", "quickstart", "--dry-run", *options]) == 0
         return capsys.readouterr().err
 
     told = planned("--reward", "exact_match", "--set", SHORT)

@@ -90,7 +90,7 @@ class PromptSearch:
         return (self.folder / STATE).is_file()
 
     async def run(self, adapter: EnvironmentAdapter, reflect: Reflecting) -> PromptReport:
-        """PromptSearch until the budget is spent; a cancelled search can be resumed.
+        """Search until the budget is spent; a cancelled search can be resumed.
 
         Raises:
             InfrastructureError: a batch has no rollout with a score, or the reflecting model

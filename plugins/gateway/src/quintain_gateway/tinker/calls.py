@@ -299,7 +299,7 @@ class Calls:
         return {"request_id": request.id, "model_id": model}
 
     def _make_room(self, owner: str) -> None:
-        """Where *owner* holds all the adapters it may, drop from memory what has been idle."""
+        """Drop from memory what has been idle, where *owner* holds all the adapters it may."""
         if len(self._models.held(owner)) < self._limits.adapters:
             return
         before = time.time() - self._limits.idle

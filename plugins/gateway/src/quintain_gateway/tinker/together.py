@@ -311,7 +311,7 @@ def rows_in_step(module: Any, bank: Bank, most: int) -> int:
     ]
 
     def one_by_one(x: Tensor, weight: Tensor) -> Tensor:
-        """As the products of factors, which begin anywhere in memory."""
+        """Return the products one by one, as those of factors, which begin anywhere in memory."""
         return torch.cat([functional.linear(x[i : i + 1], weight) for i in range(len(x))])
 
     for w in bank.weights():
