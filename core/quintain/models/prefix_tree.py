@@ -12,8 +12,12 @@ from itertools import groupby
 from typing import Any
 
 SHORTEST = 32
-"""Tokens that a node of some rows, but not all, must save. Below, computing them again costs less
-than one more call of attention in each layer.
+"""Tokens that some rows, but not all, must have in common to become a node of their own. Below,
+computing them again costs less than one more call of attention in each layer.
+"""
+SAVED = 96
+"""Tokens that a shorter node must save. Below, words that some replies begin with would cut the
+groups of small models into many nodes.
 """
 QUERY_CHUNK = 128
 """Queries of a node that attend in one call."""
@@ -68,7 +72,7 @@ class PrefixTree:
     @classmethod
     def of(cls, rows: Sequence[list[int]]) -> PrefixTree:
         """Return the tree of *rows*. What all rows begin with is shared at
-        any length, what some begin with where this saves `SHORTEST` tokens.
+        any length, what some begin with from `SHORTEST` tokens on, or where this saves `SAVED`.
         """
         nodes: list[Node] = []
         paths: list[tuple[int, ...]] = [()] * len(rows)
@@ -80,8 +84,8 @@ class PrefixTree:
             last = rows[members[-1]]
             end = common_length(rows[members[0]], last)
             one_or_all = len(members) in (1, len(rows))
-            saved = (len(members) - 1) * (end - begin)
-            if end > begin and (one_or_all or saved >= SHORTEST):
+            length, saved = end - begin, (len(members) - 1) * (end - begin)
+            if length and (one_or_all or length >= SHORTEST or saved >= SAVED):
                 nodes.append(Node(last[begin:end], begin, before))
                 before, begin = (*before, len(nodes) - 1), end
             ended = [row for row in members if len(rows[row]) == end]
