@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ....lanes import needs
-from ...gateway.tinker.cookbook import cookbook_python, run_program
+from ...gateway.tinker.cookbook import END, cookbook_python, run_program
 
 pytestmark = [pytest.mark.ci, needs("tinker", "pip install 'quintain-learners[tinker]'")]
 
@@ -49,9 +49,8 @@ def test_the_trainer_of_the_cookbook_plays_and_trains_environments(tmp_path: Pat
     asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     (tmp_path / "rooms.py").write_text(ROOMS)
-    begin = f"import runpy, sys; sys.path.append({site!r}); runpy.run_path({str(PROGRAM)!r})"
-    status, out = run_program(
-        tmp_path, lambda url: [sys.executable, "-c", begin, url, str(tmp_path)]
-    )
+    runs = f"sys.path.append({site!r}); runpy.run_path({str(PROGRAM)!r})"
+    words = [sys.executable, "-c", f"import os, runpy, sys; {runs}; {END}"]
+    status, out = run_program(tmp_path, lambda url: [*words, url, str(tmp_path)])
     assert status == 0, out
     assert "environments trained" in out

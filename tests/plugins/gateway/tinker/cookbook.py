@@ -20,6 +20,10 @@ from ....core.models.tiny import save_tiny
 MODEL = "Qwen/Qwen3-4B-Instruct-2507"
 """The recipes choose the chat format by the name of the model."""
 PACKAGES = ("tinker==0.38.0", "tinker-cookbook[math-rl]==0.6.1")
+END = "sys.stdout.flush(); os._exit(0)"
+"""The last statements of a program: a thread of the SDK that waits in code of Rust while the
+interpreter ends would abort it, whatever was answered before.
+"""
 RENDERERS = "tml-renderers"
 """Where no index has the version that the cookbook asks for, tests take the newest that there is: the
 cookbook imports it for pictures, audio and some formats of other models alone.

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from .cookbook import MODEL, cookbook_python, run_program
+from .cookbook import END, MODEL, cookbook_python, run_program
 
 pytestmark = pytest.mark.ci
 
@@ -35,8 +35,11 @@ def rows(folder: Path, name: str, split: str, values: list[Any]) -> None:
 
 def ran(python: str, folder: Path, module: str, *options: str) -> list[Mapping[str, Any]]:
     """The metrics of a recipe, by step."""
-    words = [python, "-m", f"tinker_cookbook.recipes.{module}", NAME, f"log_path={folder / 'log'}"]
-    status, out = run_program(folder, lambda _: [*words, *options])
+    recipe = (
+        f"runpy.run_module('tinker_cookbook.recipes.{module}', run_name='__main__', alter_sys=True)"
+    )
+    words = [python, "-c", f"import os, runpy, sys; {recipe}; {END}", NAME]
+    status, out = run_program(folder, lambda _: [*words, f"log_path={folder / 'log'}", *options])
     assert status == 0, out
     lines = (folder / "log" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
