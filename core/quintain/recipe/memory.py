@@ -219,32 +219,49 @@ def prompt_copies(plan: RunPlan, module: Any) -> int:
     if Decoder.of(module) is None:
         return 0
     layers, key_heads, size = cache_shape(base_of(module).config.get_text_config())
-    prompt, reply = _lengths(plan, module)
-    groups, replies = groups_of_micro_batch(plan, module)
-    copied = groups * replies * (prompt + reply)
-    if longest_prompt(plan.tasks.environments).shared:  # replies of a tree attend side by side
-        copied = groups * (prompt + replies * reply)
+    held = groups_of_micro_batch(plan, module)
+    copied = held.groups * held.replies * (held.prompt + held.reply)
+    if held.shared:  # replies of a tree attend side by side
+        copied = held.groups * (held.prompt + held.replies * held.reply)
     return (
         4 * 2 * key_heads * size * copied * (1 if plan.learner.checkpoints_activations else layers)
     )
 
 
-def groups_of_micro_batch(plan: RunPlan, module: Any) -> tuple[int, int]:
-    """Return how many groups are estimated in a micro-batch, and the replies of each. A group that is
-    larger than a micro-batch is cut into parts, which have its prompt each.
+@dataclass(frozen=True, kw_only=True)
+class GroupsOfMicroBatch:
+    """The groups that a micro-batch is estimated to hold.
+
+    Attributes:
+        groups: how many.
+        replies: of each. A group that is larger than a micro-batch is cut into parts, which have its
+            prompt each.
+        prompt, reply: tokens of each.
+        shared: tokens that the prompts begin with alike, which are computed once.
     """
+
+    groups: int
+    replies: int
+    prompt: int
+    reply: int
+    shared: int
+
+
+def groups_of_micro_batch(plan: RunPlan, module: Any) -> GroupsOfMicroBatch:
+    """Return the groups that a micro-batch is estimated to hold."""
     tokens, rollouts = micro_batch_of(plan, module), plan.rollouts
-    prompt, reply = _lengths(plan, module)
+    text = longest_prompt(plan.tasks.environments)
+    prompt = text.mean + picture_tokens(plan, module)
+    reply = max(rollouts.max_tokens // 2, 1)
     replies = min(rollouts.group_size, max(1, (tokens - prompt) // reply))
-    shared = longest_prompt(plan.tasks.environments).shared
-    groups = max(1, (tokens - shared) // (prompt - shared + replies * reply))
-    return min(groups, rollouts.groups), replies
-
-
-def _lengths(plan: RunPlan, module: Any) -> tuple[int, int]:
-    """Return the estimated tokens of a prompt and of a reply."""
-    prompt = longest_prompt(plan.tasks.environments).mean
-    return prompt + picture_tokens(plan, module), max(plan.rollouts.max_tokens // 2, 1)
+    groups = max(1, (tokens - text.shared) // (prompt - text.shared + replies * reply))
+    return GroupsOfMicroBatch(
+        groups=min(groups, rollouts.groups),
+        replies=replies,
+        prompt=prompt,
+        reply=reply,
+        shared=text.shared,
+    )
 
 
 def picture_tokens(plan: RunPlan, module: Any) -> int:
@@ -267,7 +284,7 @@ def picture_bytes(plan: RunPlan, module: Any) -> int:
     kept = max((size.kept for size in sizes), default=0)
     cached = max((size.cached for size in sizes), default=0)
     share = AUTOCAST_SHARE if plan.learner.precision != "float32" else 1
-    groups, _ = groups_of_micro_batch(plan, module)
+    groups = groups_of_micro_batch(plan, module).groups
     most = max(plan.rollouts.groups, evaluated_at_once(plan))
     of_cache: int = min(most * cached, sees.cache_bytes)
     return int(share * groups * kept) + of_cache
