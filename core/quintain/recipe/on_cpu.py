@@ -36,8 +36,8 @@ EXAMPLES = 32
 USUAL_PROMPT = 96
 """Tokens of a prompt, at least: with the template, and where an environment shows none."""
 TRAINING = 300.0
-"""Seconds in which the steps are planned to be done, within the limits of `STEPS`: evaluations and
-long replies take as much again.
+"""Seconds in which the steps are planned to be done, within the limits of `STEPS`. Evaluations come on
+top, and replies longer than planned.
 """
 STEPS = range(10, 51)
 DR_GRPO = "quintain/dr_grpo"

@@ -48,11 +48,11 @@ SEARCHED = 1000
 """Rows of train, at most, among which those that are shown are looked for."""
 MOST_SHOWN = 16
 LARGE = 1_000_000
+"""Bytes of files from which on the next run finds the rows of such a data set on disk."""
 COMMON = 0.1
 """Share of the held-out tasks from which on their commonest answer is named."""
 NAMED = 1000
 """Different answers whose text is kept for that."""
-"""Bytes of files from which on the next run finds the rows of such a data set on disk."""
 _LOOSE = re.compile(r"[\s!?;:'\"]+|[.,](?!\d)")
 """What two prompts that ask the same may differ in; signs of sums and points of numbers are kept."""
 _log = logging.getLogger("quintain.env.dataset")
