@@ -16,18 +16,25 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from quintain.recipe.precision import processor
+
 from .common import RESULTS, ROOT, Line, Panel, Report, Study, main
 
 RECIPES = "examples/smollm2"
-TEXTS = 8
-"""Pieces of the book, and worked solutions of GSM8K, on which the loss is measured."""
+PIECES = 16
+"""Of a book, on which the loss is measured."""
+INSTRUCTIONS = 200
+"""Instructions that no task is like, on whose replies the loss is measured: half are questions of GSM8K
+with their solutions, half tasks of MBPP with their programs.
+"""
 PIECE = 256
-"""Tokens of a piece."""
+"""Tokens of a piece or of a reply, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +90,7 @@ LORA = ("model.lora.r=16", "model.lora.lora_alpha=32", "learner.lr=2e-4")
 KL = ('algorithm.args.kl={where="loss", estimator="k2", coefficient=0.05}',)
 VARIANTS = {
     f"{name}, {what}": replace(PARTS[name], changes=changes)
-    for name in ("extraction", "polite")
+    for name in PARTS
     for what, changes in (("LoRA", LORA), ("KL", KL))
 }
 """The same tasks with adapters, and held near the model before training."""
@@ -145,13 +152,10 @@ def trained(name: str, seed: int, quick: bool) -> Trained:
         if held_out["after"].get("yardstick") is not None:
             result.measured["yardstick"] = both(held_out, lambda row: row["yardstick"])
         models = [model_folder(), last_model(run)]
+        result.measured |= other_texts_before_and_after(models[1], 2 if quick else None)
         tasks = 4 if quick else 32
         shifted = [shift(part, run, model, tasks) for model in models]
         result.measured[f"shift: {part.moved}"] = (shifted[0], shifted[1])
-        texts = other_texts(2 if quick else TEXTS)
-        first, last = (losses(model, texts) for model in models)
-        for kind in texts:
-            result.measured[f"nats a token, {kind}"] = (first[kind], last[kind])
     return result
 
 
@@ -194,35 +198,80 @@ def last_model(run: Path) -> Path:
     return sorted((run / "checkpoints").glob("step-*/model"))[-1]
 
 
-def other_texts(count: int) -> dict[str, list[str]]:
-    """Return texts that no task is like, by their kind; none without the data."""
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What the loss is measured on: the tokens of *reply*, behind those of an *instruction* if any."""
+
+    reply: str
+    instruction: str = ""
+
+
+def other_texts(most: int | None) -> dict[str, list[Text]]:
+    """Return texts that no task is like, by their kind, at most *most* of each; none without the
+    data.
+    """
     data = Path(os.environ.get("QUINTAIN_DATA", ""))
     if not os.environ.get("QUINTAIN_DATA") or not data.is_dir():
         return {}
     book = next((data / "books").glob("*.txt")).read_text()
-    length = len(book) // count
-    rows = (data / "gsm8k" / "test.jsonl").read_text().splitlines()[:count]
-    solutions = [json.loads(row) for row in rows]
+    length = len(book) // PIECES
+    questions = rows_of(data / "gsm8k" / "test.jsonl", INSTRUCTIONS // 2)
+    programs = rows_of(data / "mbpp" / "mbpp.jsonl", INSTRUCTIONS // 2)
+    instructions = [Text(row["answer"], row["question"]) for row in questions]
+    instructions += [Text(row["code"], row["text"]) for row in programs]
     return {
-        "book": [book[i * length :][: PIECE * 4] for i in range(count)],
-        "GSM8K": [f"{row['question']}\n{row['answer']}" for row in solutions],
+        "book": [Text(book[i * length :][: PIECE * 4]) for i in range(PIECES)][:most],
+        "instructions": instructions[:most],
     }
 
 
+def rows_of(path: Path, count: int) -> list[dict[str, str]]:
+    """Return the first rows of a file of JSON lines."""
+    return [json.loads(row) for row in path.read_text().splitlines()[:count]]
+
+
+def other_texts_before_and_after(model: Path, most: int | None) -> dict[str, tuple[float, float]]:
+    """Return the losses on other texts of the model before training and of *model*, by measure."""
+    before, after = losses_before(most), losses(model, other_texts(most))
+    return {f"nats a token, {kind}": (before[kind], after[kind]) for kind in after}
+
+
+@cache
+def losses_before(most: int | None) -> dict[str, float]:
+    """Return the losses of the model before training."""
+    return losses(model_folder(), other_texts(most))
+
+
 @torch.no_grad()
-def losses(folder: Path, texts: Mapping[str, Sequence[str]]) -> dict[str, float]:
+def losses(folder: Path, texts: Mapping[str, Sequence[Text]]) -> dict[str, float]:
     """Return the mean negative log-prob of the tokens of each kind of text, in nats a token."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def beginning(text: Text) -> list[int]:
+        """The tokens before the reply."""
+        if not text.instruction:
+            return []
+        messages = [{"role": "user", "content": text.instruction}]
+        words = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return list(tokenizer(words, add_special_tokens=False).input_ids)
+
     found = {}
     for kind, pieces in texts.items():
         total, tokens = 0.0, 0
-        for piece in pieces:
-            ids = tokenizer(piece, return_tensors="pt").input_ids[:, :PIECE]
-            total += float(model(ids, labels=ids).loss) * (ids.shape[1] - 1)
-            tokens += ids.shape[1] - 1
+        for text in pieces:
+            before = beginning(text)
+            reply = tokenizer(text.reply, add_special_tokens=False).input_ids[:PIECE]
+            # no token stands before the first one of a page
+            labels = [-100] * max(len(before), 1) + reply[0 if before else 1 :]
+            ids = torch.tensor([[*before, *reply]])
+            counted = len(reply) if before else len(reply) - 1
+            with torch.autocast("cpu", torch.bfloat16, enabled=processor().half):
+                loss = model(ids, labels=torch.tensor([labels])).loss
+            total += float(loss) * counted
+            tokens += counted
         found[kind] = total / tokens
     return found
 
@@ -240,11 +289,16 @@ def study_of(names: Sequence[str]) -> Study:
             lines.append(Line(label=name, x=runs[0].steps, values=[run.right for run in runs]))
             seconds[name] = [round(run.seconds) for run in runs]
             for what in runs[0].measured:
-                pairs = [run.measured[what] for run in runs]
-                contrasts[f"{name}, {what}: after less before"] = [b - a for a, b in pairs]
+                # runs before 2026-11-30 measured the loss on other texts
+                pairs = {
+                    seed: run.measured.get(what) for seed, run in zip(seeds, runs, strict=True)
+                }
+                known = {seed: pair for seed, pair in pairs.items() if pair is not None}
+                changes = [after - before for before, after in known.values()]
+                contrasts[f"{name}, {what}: after less before"] = changes
                 notes += [
-                    f"| {name} | {seed} | {what} | {a:.3f} | {b:.3f} |"
-                    for seed, (a, b) in zip(seeds, pairs, strict=True)
+                    f"| {name} | {seed} | {what} | {before:.3f} | {after:.3f} |"
+                    for seed, (before, after) in known.items()
                 ]
         title = "right samples in training, at the temperature of the recipe"
         panels = [
