@@ -50,7 +50,7 @@ COUNT_OR_WORDS = {
 """Values that validators accept beyond the annotations."""
 
 UNSET = {
-    "run.max_sample_mismatch": "0.01 in float32, else 0.1",
+    "run.max_sample_mismatch": "0.01 in float32, else 0.1, with adapters 0.2",
     "model.lora": "no adapters",
     "environments.reward": "the environment's",
     "environments.shaping": "the environment's",

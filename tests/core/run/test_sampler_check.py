@@ -20,7 +20,12 @@ from quintain.learning import ALGORITHMS, Batch, Learner, Sample, SamplerMismatc
 from quintain.models.forward import Forward
 from quintain.models.sampler_mismatch import differences, own_logps, typical_difference
 from quintain.models.snapshot import Snapshot
-from quintain.recipe.plan import MISMATCH_LIMIT_FLOAT32, MISMATCH_LIMIT_HALF
+from quintain.recipe.plan import (
+    MISMATCH_LIMIT_ADAPTERS,
+    MISMATCH_LIMIT_FLOAT32,
+    MISMATCH_LIMIT_HALF,
+    RunPlan,
+)
 from quintain.recipe.tables import Recipe
 from quintain.store.run_folder import Record
 from quintain.types.sampling import Sampling
@@ -90,6 +95,22 @@ def test_a_windowed_model_in_fixed_batches_is_healthy(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "model", "mistral", sliding_window=6)
     for step in steps(tmp_path, model__name=str(model)):
         assert step["mismatch.sample"] < MISMATCH_LIMIT_FLOAT32 / 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({"model__lora": {"r": 4}}, MISMATCH_LIMIT_FLOAT32),
+        ({"model__lora": {"r": 4}, "model__dtype": "bfloat16"}, MISMATCH_LIMIT_ADAPTERS),
+        ({"model__dtype": "bfloat16"}, MISMATCH_LIMIT_HALF),
+        ({"model__lora": {"r": 4}, "run__max_sample_mismatch": 0.05}, 0.05),
+    ],
+    ids=str,
+)
+def test_adapters_merged_in_half_precision_may_differ_by_more(
+    changes: dict[str, Any], limit: float
+) -> None:
+    assert RunPlan.of(recipe(**changes)).learner.max_sample_mismatch == limit
 
 
 def shifted(monkeypatch: pytest.MonkeyPatch) -> None:
