@@ -289,7 +289,7 @@ def study_of(names: Sequence[str]) -> Study:
             lines.append(Line(label=name, x=runs[0].steps, values=[run.right for run in runs]))
             seconds[name] = [round(run.seconds) for run in runs]
             for what in runs[0].measured:
-                # runs before 2026-11-30 measured the loss on other texts
+                # older runs have no loss on instructions
                 pairs = {
                     seed: run.measured.get(what) for seed, run in zip(seeds, runs, strict=True)
                 }

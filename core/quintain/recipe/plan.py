@@ -42,8 +42,8 @@ from .tables import ComponentTable, Recipe
 MISMATCH_LIMIT_FLOAT32, MISMATCH_LIMIT_HALF, MISMATCH_LIMIT_ADAPTERS = 0.01, 0.1, 0.2
 """Limits of `LearnerPlan.max_sample_mismatch` in nats, where engine and learner compute in float32,
 elsewhere, and elsewhere with adapters. Healthy runs have 1e-6 and 0.005 to 0.02, wide random models to
-0.08. With adapters that are merged into half precision they had up to 0.12: the sum is rounded in the
-engine alone. docs/health.md has a table of what planted errors give.
+0.08. With adapters in half precision two recipes had up to 0.12. docs/health.md has a table of what planted
+errors give.
 """
 
 PROMPT_TOKENS = 512
