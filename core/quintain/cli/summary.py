@@ -135,6 +135,7 @@ def accuracies(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> li
     if "other_decoding" in after:
         first = None if before is None else before.get("other_decoding", {})
         ways.append((first, after["other_decoding"]))
+    overlapping = list[str]()
     for first, last in ways:
         fewer = (
             "" if last.get("tasks") == after.get("tasks") else f", first {last.get('tasks')} tasks"
@@ -142,8 +143,11 @@ def accuracies(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> li
         name = f"{decoding(last['temperature']) if 'temperature' in last else 'success'}{fewer}"
         then = "" if first is None else f"{accuracy(first)} -> "
         heading.append((f"  {name}", f"{then}{accuracy(last)}"))
-    if before is not None and not any(_differ(first or {}, last) for first, last in ways):
-        heading.append(("", "the intervals before and after overlap"))
+        if before is not None and not _differ(first or {}, last):
+            overlapping.append(name)
+    if overlapping:
+        which = "" if len(overlapping) == len(ways) else f", {' and '.join(overlapping)}"
+        heading.append(("", f"the intervals before and after overlap{which}"))
     return heading
 
 

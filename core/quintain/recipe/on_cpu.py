@@ -108,9 +108,10 @@ def remark_on_cpu(plan: RunPlan, parameters: int) -> str:
         half=is_half,
         prompt=longest_prompt(plan.tasks.environments),
     )
+    each = f"{seconds:.2g} s" if seconds < 90 else rough(seconds)
     return (
         f"no GPU: products of {faster} are {ratio:.1f} times as fast as of {slower} here{keys}, a "
-        f"step is estimated at {rough(seconds)}, and {plan.stop.steps} steps at "
+        f"step is estimated at {each}, and {plan.stop.steps} steps at "
         f"{rough(seconds * plan.stop.steps)} without evaluations (stop.minutes bounds a run)"
     )
 

@@ -90,7 +90,7 @@ def checkpoint_note(model: str | Path) -> str:
     reasons = {
         "accuracy": "the best by held-out accuracy",
         "reward": "the best by held-out reward",
-        "order": "the last of equal ones",
+        "order": "the newest of equally good ones",
     }
     why = reasons.get(about.get("best_by", ""), "")
     return f"checkpoint of step {step} ({', '.join(part for part in (why, found) if part)})"

@@ -422,25 +422,27 @@ def test_an_evaluation_like_a_run_has_no_more_tasks_than_the_split(
 @pytest.mark.parametrize(
     ("greedy", "sampled", "told"),
     [
-        ((0.2, 0.6), (0.1, 0.5), True),
-        ((0.2, 0.6), (0.6, 0.9), False),
-        ((0.0, 0.1), (0.2, 0.3), False),
+        ((0.2, 0.6), (0.1, 0.5), ["the intervals before and after overlap"]),
+        ((0.2, 0.6), (0.6, 0.9), ["the intervals before and after overlap, greedy"]),
+        ((0.6, 0.9), (0.2, 0.6), ["the intervals before and after overlap, sampled at T 1"]),
+        ((0.0, 0.1), (0.6, 0.9), []),
     ],
 )
 def test_the_summary_says_where_intervals_overlap(
-    greedy: tuple[float, float], sampled: tuple[float, float], told: bool
+    greedy: tuple[float, float], sampled: tuple[float, float], told: list[str]
 ) -> None:
     """Of either way of decoding, before with an interval from 0.3 to 0.5."""
 
-    def measured(low: float, high: float) -> dict[str, Any]:
-        return {"accuracy": (low + high) / 2, "low": low, "high": high, "tasks": 9, "split": "test"}
+    def measured(low: float, high: float, temperature: int) -> dict[str, Any]:
+        values = {"accuracy": (low + high) / 2, "low": low, "high": high}
+        return values | {"tasks": 9, "split": "test", "temperature": temperature}
 
-    before = measured(0.3, 0.5) | {"other_decoding": measured(0.3, 0.5)}
-    after = measured(*greedy) | {"other_decoding": measured(*sampled)}
+    before = measured(0.3, 0.5, 0) | {"other_decoding": measured(0.3, 0.5, 1)}
+    after = measured(*greedy, 0) | {"other_decoding": measured(*sampled, 1)}
 
     rows = accuracies(before, after)
 
-    assert (rows[-1] == ("", "the intervals before and after overlap")) == told
+    assert [text for name, text in rows if not name] == told
     assert accuracies(None, after)[-1][0] != ""  # no step was made
 
 

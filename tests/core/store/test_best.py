@@ -85,7 +85,7 @@ NOTES: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"best_by": "order", "held_out": {"accuracy": 0.9, "low": 0.8, "reward": None}},
-        "checkpoint of step 30 (the last of equal ones, 90.0 % of held-out tasks right)",
+        "checkpoint of step 30 (the newest of equally good ones, 90.0 % of held-out tasks right)",
     ),
     (
         {

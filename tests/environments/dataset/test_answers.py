@@ -326,6 +326,21 @@ def test_a_reply_scores_one_if_it_states_the_answer(answer: Any, reply: str, sco
     assert score_of(answer, reply) == score
 
 
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        ("6 pm", "'6 pm' for '18:00'; --arg kind=exact wants this form"),
+        ("18:00", ""),
+        ("The answer is 18:00.", ""),
+        ("6:00", "'6:00' is not '18:00' (date)"),
+    ],
+)
+def test_a_right_time_in_another_form_than_the_files_is_said(reply: str, reason: str) -> None:
+    """Training would else move away from the form of the file unseen."""
+    task = Row(prompt="?", answer="18:00", kind="date")
+    assert same_answer.score(rollout(task, reply)).reason == reason
+
+
 @pytest.mark.keeps("0", "2", "3")
 @pytest.mark.parametrize(
     ("answer", "reply", "score"), FORMULAS, ids=[str(i) for i in range(len(FORMULAS))]

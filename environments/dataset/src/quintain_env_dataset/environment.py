@@ -90,7 +90,11 @@ async def same_answer(rollout: Rollout[Any, Any]) -> Score:
     kind = getattr(task, "kind", "") or kind_of(task.answer)
     stated = stated_answer(rollout.reply)
     if await states(stated, task.answer, kind):
-        return Score(value=1.0)
+        # Who wants the form of the file has to see that another one is rewarded.
+        given, wanted = (text.strip(" .") for text in (stated.text, str(task.answer)))
+        other_form = kind.startswith("date") and given != wanted
+        said = f"{stated.text!r} for {task.answer!r}; --arg kind=exact wants this form"
+        return Score(value=1.0, reason=said[:200] if other_form else "")
     return Score(value=0.0, reason=f"{stated.text!r} is not {task.answer!r} ({kind})"[:200])
 
 
@@ -107,7 +111,7 @@ class Dataset(AnswerControls, Environment[Row, None]):
         answer: column of the expected answers; a data set without answers needs a reward that asks
             for none.
         split: column with train, dev or test. Splits that the data set does not have are cut from
-            its train rows: a tenth each, chosen by a hash of the prompt.
+            its train rows: about a tenth each, chosen by a hash of the prompt.
         system_column: column of system messages.
         suffix: text after every prompt, such as "Put the final answer within \\boxed{}."
         image: column of pictures: paths from the folder of the table, ``data:`` URLs, bytes in

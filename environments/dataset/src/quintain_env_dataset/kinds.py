@@ -30,7 +30,7 @@ KINDS: Mapping[str, tuple[str, str, str]] = {
     "date": (
         "date, time or version",
         "dates, times or versions",
-        "part by part, in any form (kind=exact asks for one)",
+        "part by part, in any form, as 6 pm for 18:00 (--arg kind=exact wants that of the file)",
     ),
     "sequence": ("tuple, interval or set", "tuples, intervals or sets", "number by number"),
     "accepted": ("list of accepted answers", "lists of accepted answers", "with each of them"),
