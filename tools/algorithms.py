@@ -151,7 +151,10 @@ def pieces() -> dict[str, tuple[str, Piece]]:
     }
     owners = list(packages.values())
     return dict(
-        sorted(by_name.items(), key=lambda x: (KINDS.index(x[1][1].kind), owners.index(x[1][0])))
+        sorted(
+            by_name.items(),
+            key=lambda x: (KINDS.index(x[1][1].kind), owners.index(x[1][0]), x[0]),
+        )
     )
 
 
