@@ -89,13 +89,14 @@ async def same_answer(rollout: Rollout[Any, Any]) -> Score:
         raise RewardFault(f"task {task.id}: same_answer needs an answer, got {task.answer!r}")
     kind = getattr(task, "kind", "") or kind_of(task.answer)
     stated = stated_answer(rollout.reply)
-    if await states(stated, task.answer, kind):
-        # Who wants the form of the file has to see that another one is rewarded.
-        given, wanted = (text.strip(" .") for text in (stated.text, str(task.answer)))
-        other_form = kind.startswith("date") and given != wanted
+    if not await states(stated, task.answer, kind):
+        return Score(value=0.0, reason=f"{stated.text!r} is not {task.answer!r} ({kind})"[:200])
+    # Who wants the form of the file has to see that another one is rewarded. A full stop is no form.
+    given, wanted = (text.strip(" .") for text in (stated.text, str(task.answer)))
+    if kind.startswith("date") and given != wanted:
         said = f"{stated.text!r} for {task.answer!r}; --arg kind=exact wants this form"
-        return Score(value=1.0, reason=said[:200] if other_form else "")
-    return Score(value=0.0, reason=f"{stated.text!r} is not {task.answer!r} ({kind})"[:200])
+        return Score(value=1.0, reason=said[:200])
+    return Score(value=1.0)
 
 
 class Dataset(AnswerControls, Environment[Row, None]):
